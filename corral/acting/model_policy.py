@@ -68,7 +68,6 @@ class EpsilonGreedyPolicy:
         rng: np.random.Generator,
     ):
         self._model, self._to_env, self._num_actions, self._epsilon = model, to_env, num_actions, epsilon
-        self._device = next(model.parameters()).device
         self._rng = rng
         self._progress = 0.0
 
@@ -88,15 +87,10 @@ class EpsilonGreedyPolicy:
         if random.all():
             choice = np.zeros(n, np.int64)
         else:
-            choice = (self._model.numpy_values(obs) if self._model.numpy_towers else self._values(obs)).argmax(-1)
+            choice = q_values(self._model, obs).argmax(-1)
         if random.any():
             choice = np.where(random, (draws[1] * self._num_actions).astype(np.int64), choice)
         return choice
-
-    @torch.inference_mode()
-    def _values(self, obs: Tree) -> Array:
-        values: Array = self._model(to_tensors(obs, self._device)).cpu().numpy()
-        return values
 
 
 class LadderPolicy(EpsilonGreedyPolicy):
@@ -122,6 +116,14 @@ class LadderPolicy(EpsilonGreedyPolicy):
 
     def act(self, obs: Tree, state: Tree, first: Array) -> tuple[Tree, Tree, dict[str, Any]]:
         return self._to_env(self._choose(obs, state, len(first))), state, {}
+
+
+def q_values(model: QNetwork, obs: Tree) -> Array:
+    """Values [n, actions] of a Q-network with its current weights."""
+    if model.numpy_towers:
+        return model.numpy_values(obs)
+    with torch.inference_mode():
+        return read_tensors([model(to_tensors(obs, next(model.parameters()).device))])[0]
 
 
 def params_and_values(model: ActorCritic, obs: Tree) -> tuple[Array, Array]:

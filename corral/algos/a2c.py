@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 import torch
 from torch import nn
 
 from corral.algos.base import ParamGroup, UpdateContext, require
-from corral.algos.schedule import linear_decay
+from corral.algos.schedule import one_group
 from corral.algos.trajectories import (
     ActorCriticAlgorithm,
     Minibatch,
@@ -75,11 +74,9 @@ class A2c(ActorCriticAlgorithm[Config]):
         self.data = DataSpec("sequence", config.num_steps, num_envs, "once", recorded_extras(config.net), max_lag=0)
 
     def groups(self) -> Sequence[ParamGroup]:
-        config = self.config
-        optimizer = partial(rmsprop, lr=config.learning_rate, decay=0.99, eps=1e-5)
-        if config.optimizer == "adam":
-            optimizer = partial(adam, lr=config.learning_rate, eps=1e-5)
-        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
+        if self.config.optimizer == "adam":
+            return one_group(self.config, adam, eps=1e-5)
+        return one_group(self.config, rmsprop, decay=0.99, eps=1e-5)
 
     def prepare(self, model: ActorCritic, batch: Trajectory) -> Minibatch:
         return gae_steps(model, batch, self.config.gamma, self.config.gae_lambda)

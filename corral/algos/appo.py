@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import nn
 
 from corral.acting.model_policy import to_tensors
 from corral.algos.base import ParamGroup, UpdateContext, require
-from corral.algos.schedule import linear_decay, read_clip_coef
+from corral.algos.schedule import one_group, read_clip_coef
 from corral.algos.trajectories import (
     ActorCriticAlgorithm,
     VtraceTargets,
@@ -94,9 +93,7 @@ class Appo(ActorCriticAlgorithm[Config]):
         self.vtrace = VtraceTargets(config.gamma, config.vtrace_rho, config.vtrace_c, None)
 
     def groups(self) -> Sequence[ParamGroup]:
-        optimizer = partial(adam, lr=self.config.learning_rate, eps=1e-5)
-        learning_rate = linear_decay(self.config.learning_rate, on=self.config.anneal_lr)
-        return [ParamGroup(optimizer, learning_rate, self.config.max_grad_norm)]
+        return one_group(self.config, adam, eps=1e-5)
 
     def minibatches(self, batch: Trajectory, rng: torch.Generator) -> Iterator[Trajectory]:
         """Every sequence once per epoch, in a new order each time; sequences with only faulty rows are left out."""

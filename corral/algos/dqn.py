@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
 
-from corral.acting.model_policy import EpsilonGreedyPolicy, LadderPolicy, to_tensors
+from corral.acting.model_policy import EpsilonGreedyPolicy, LadderPolicy, q_values, to_tensors
 from corral.acting.policy import Policy
 from corral.algos.base import Algorithm, ParamGroup, UpdateContext, require
-from corral.algos.schedule import linear_decay
+from corral.algos.schedule import one_group
 from corral.algos.trajectories import join_obs
 from corral.core.errors import UserError
-from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, Transitions, Tree, tree_map
+from corral.core.types import Array, DataSpec, EnvSpec, LossOutput, Trajectory, Transitions, tree_map
 from corral.nets.config import NetConfig
 from corral.nets.q_network import Dueling, QNetwork
 from corral.ops.distributions import JointChoices
@@ -133,9 +132,7 @@ class Dqn(Algorithm):
         return config.exploration_initial_eps + done * (config.exploration_final_eps - config.exploration_initial_eps)
 
     def groups(self) -> Sequence[ParamGroup]:
-        config = self.config
-        optimizer = partial(adam, lr=config.learning_rate)
-        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
+        return one_group(self.config, adam)
 
     def losses(
         self, model: QNetwork, target: nn.Module | None, batch: Transitions, ctx: UpdateContext
@@ -166,8 +163,7 @@ class Dqn(Algorithm):
         """
         if not self.config.prioritized_replay:
             return None
-        joined = join_obs(traj)
-        q = model.numpy_values(joined) if model.numpy_towers else _values(model, joined)
+        q = q_values(model, join_obs(traj))
         count, (steps, width) = traj.first.size, traj.shape
         value = q.max(-1)
         after = value[width:count].reshape(steps, width).copy()
@@ -187,10 +183,3 @@ class Dqn(Algorithm):
 def epsilon_ladder(count: int) -> Array:
     """`0.4^(1 + 7 i / (N - 1))` for `i` from 0 to `N - 1`: from exploratory to almost greedy (Horgan et al. 2018)."""
     return 0.4 ** (1 + 7 * np.arange(count) / max(1, count - 1))
-
-
-@torch.inference_mode()
-def _values(model: QNetwork, obs: Tree) -> Array:
-    device = next(model.parameters()).device
-    values: Array = model(to_tensors(obs, device)).cpu().numpy()
-    return values

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 import torch
@@ -17,7 +16,7 @@ from torch import nn
 
 from corral.acting.model_policy import to_tensors
 from corral.algos.base import ParamGroup, UpdateContext, require
-from corral.algos.schedule import linear_decay
+from corral.algos.schedule import one_group
 from corral.algos.trajectories import (
     ActorCriticAlgorithm,
     VtraceTargets,
@@ -92,11 +91,9 @@ class Impala(ActorCriticAlgorithm[Config]):
         )
 
     def groups(self) -> Sequence[ParamGroup]:
-        config = self.config
-        optimizer = partial(rmsprop, lr=config.learning_rate, decay=0.99, eps=0.01)
-        if config.optimizer == "adam":
-            optimizer = partial(adam, lr=config.learning_rate, eps=1e-5)
-        return [ParamGroup(optimizer, linear_decay(config.learning_rate, on=config.anneal_lr), config.max_grad_norm)]
+        if self.config.optimizer == "adam":
+            return one_group(self.config, adam, eps=1e-5)
+        return one_group(self.config, rmsprop, decay=0.99, eps=0.01)
 
     def minibatches(self, batch: Trajectory, rng: torch.Generator) -> Iterator[Trajectory]:
         if not batch.faulty.all():

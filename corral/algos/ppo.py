@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from corral.algos.base import ParamGroup, UpdateContext, require
-from corral.algos.schedule import linear_decay, read_clip_coef
+from corral.algos.schedule import one_group, read_clip_coef
 from corral.algos.trajectories import (
     ActorCriticAlgorithm,
     Minibatch,
@@ -91,9 +90,7 @@ class Ppo(ActorCriticAlgorithm[Config]):
         self.data = DataSpec("sequence", config.num_steps, num_envs, "once", recorded_extras(config.net), max_lag=0)
 
     def groups(self) -> Sequence[ParamGroup]:
-        optimizer = partial(adam, lr=self.config.learning_rate, eps=1e-5)
-        learning_rate = linear_decay(self.config.learning_rate, on=self.config.anneal_lr)
-        return [ParamGroup(optimizer, learning_rate, self.config.max_grad_norm)]
+        return one_group(self.config, adam, eps=1e-5)
 
     def prepare(self, model: ActorCritic, batch: Trajectory) -> Minibatch:
         return gae_steps(model, batch, self.config.gamma, self.config.gae_lambda)

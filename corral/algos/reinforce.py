@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 from torch import nn
 
 from corral.algos.base import ParamGroup, UpdateContext, require
-from corral.algos.schedule import linear_decay
+from corral.algos.schedule import one_group
 from corral.algos.trajectories import (
     ActorCriticAlgorithm,
     Minibatch,
@@ -82,9 +81,7 @@ class Reinforce(ActorCriticAlgorithm[Config]):
         self.data = DataSpec("episode", _FRAGMENT, config.episodes_per_update, "once", ("action", "logp"), max_lag=0)
 
     def groups(self) -> Sequence[ParamGroup]:
-        optimizer = partial(adam, lr=self.config.learning_rate)
-        learning_rate = linear_decay(self.config.learning_rate, on=self.config.anneal_lr)
-        return [ParamGroup(optimizer, learning_rate, self.config.max_grad_norm)]
+        return one_group(self.config, adam)
 
     def prepare(self, model: ActorCritic, batch: Trajectory) -> Minibatch:
         values = next_values = np.zeros_like(batch.reward)

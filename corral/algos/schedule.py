@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from corral.algos.base import require
+from corral.algos.base import ParamGroup, require
 from corral.core.errors import UserError
+from corral.ops.optim import Optimizer
 
 _NUMBER = r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*"
 _RAMP = re.compile(rf"{_NUMBER}:{_NUMBER}(?:@{_NUMBER})?")
@@ -55,6 +58,12 @@ def read_schedule(
 def linear_decay(start: float, *, on: bool) -> Callable[[float], float]:
     """A learning rate by progress: linear decay to 0, or constant."""
     return lambda progress: start * (1 - progress if on else 1.0)
+
+
+def one_group(config: Any, optimizer: Callable[..., Optimizer], **settings: float) -> list[ParamGroup]:
+    """All parameters with one optimizer, by the settings `learning_rate`, `anneal_lr` and `max_grad_norm`."""
+    schedule = linear_decay(config.learning_rate, on=config.anneal_lr)
+    return [ParamGroup(partial(optimizer, lr=config.learning_rate, **settings), schedule, config.max_grad_norm)]
 
 
 def read_clip_coef(value: float | str) -> Schedule:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,38 +39,29 @@ def _has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
-def choose(wanted: str, model: nn.Module, try_once: Callable[[], None]) -> Precision:
-    """The requested precision; for `auto`, the one in which `try_once` (a forward and backward pass) is faster."""
+def choose(wanted: str, model: nn.Module, layout: Layout) -> Precision:
+    """The requested precision; for `auto`, the one in which the encoder, which dominates the cost, is faster."""
     if not has_image_encoder(model):
         return Precision("fp32", "only image encoders run in bf16")
     if wanted != "auto":
         return Precision(wanted, "as requested")
-    candidates = [Precision("fp32", ""), Precision("bf16", "")]
-    best = {candidate.name: float("inf") for candidate in candidates}
+    encoder = model.get_submodule("encoder")
+    rows = [np.zeros_like(leaf) for leaf in layout.empty(_TRIAL_ROWS)]
+    obs = to_tensors(layout.unflatten(rows), next(model.parameters()).device)
+    best = {"fp32": float("inf"), "bf16": float("inf")}
     for round_ in range(_ROUNDS + 1):
-        for candidate in candidates:
+        for name in best:
             start = time.perf_counter()
-            use_precision(model, candidate.name)
-            try_once()
+            use_precision(model, name)
+            loss = encoder(obs).sum()
+            loss.backward()
+            model.zero_grad()
+            loss.item()  # waits for the device
             if round_:  # the first one warms up
-                best[candidate.name] = min(best[candidate.name], time.perf_counter() - start)
+                best[name] = min(best[name], time.perf_counter() - start)
     fastest = min(best, key=lambda name: best[name])
     times = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in best.items())
     return Precision(fastest, f"measured: {times}")
-
-
-def encoder_trial(model: nn.Module, layout: Layout) -> Callable[[], None]:
-    """A forward and backward pass of the network's encoder, which dominates the cost for images."""
-    device = next(model.parameters()).device
-    obs = to_tensors(layout.unflatten([np.zeros_like(leaf) for leaf in layout.empty(_TRIAL_ROWS)]), device)
-
-    def trial() -> None:
-        loss = model.get_submodule("encoder")(obs).sum()
-        loss.backward()
-        model.zero_grad()
-        loss.item()  # waits for the device
-
-    return trial
 
 
 def find_device(wanted: str, model: nn.Module | None = None, rank: int = 0) -> torch.device:

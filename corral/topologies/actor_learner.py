@@ -261,7 +261,7 @@ class ActorLearner(Topology):
     def _step(self, sample: Sample) -> list[LossOutput]:
         if self._learner_group is None:
             return super()._step(sample)
-        return self._learner_group.step(sample, self.progress, self._batch_scale)
+        return self._learner_group.step(sample, self.progress, self.reward_scale or 1.0)
 
     @property
     def reward_scale(self) -> float | None:

@@ -25,7 +25,7 @@ from corral.envs.backends.simulators.options import connect_here, is_url, share_
 from corral.envs.make import make_vec
 from corral.envs.normalize import NormalizedVecEnv
 from corral.envs.vec_env import VecEnv
-from corral.learn.device import choose, encoder_trial, find_device, set_threads, use_channels_last
+from corral.learn.device import choose, find_device, set_threads, use_channels_last
 from corral.learn.exchange.base import Exchange
 from corral.learn.learner import Learner
 from corral.learn.weights import to_tensors
@@ -131,8 +131,7 @@ class Topology(ABC):
         self.algo = make_algorithm(experiment, spec)
         self.model = build_model(self.algo, seed, experiment.device, rank)
         self.threads = set_threads(experiment.torch_threads, self.model, others)
-        trial = encoder_trial(self.model, spec.observation)
-        self.precision = choose(precision or experiment.precision, self.model, trial)
+        self.precision = choose(precision or experiment.precision, self.model, spec.observation)
         order = torch.Generator().manual_seed(seeding.component_seed(seed, "train", "learning"))
         exchange = None if make_exchange is None else make_exchange(self.model, self.algo.groups())
         report = partial(self._note, "not_finite")
@@ -169,13 +168,7 @@ class Topology(ABC):
                 self.store.feedback(sample.keys, to_numpy(output.priorities))
 
     def _step(self, sample: Sample) -> list[LossOutput]:
-        return self.learner.step(sample, self.progress, self._batch_scale)
-
-    @property
-    def _batch_scale(self) -> float:
-        """Reward scale of the batches. Before the first fragment, a loaded replay buffer does not scale its rewards."""
-        scale = self.reward_scale
-        return 1.0 if scale is None else scale
+        return self.learner.step(sample, self.progress, self.reward_scale or 1.0)
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))

@@ -253,6 +253,15 @@ def test_rewards_are_scaled_when_sampled(n):
         np.testing.assert_array_equal(scaled, np.clip(plain * np.float32(scale), -10 * n, 10 * n))
 
 
+def test_a_loaded_replay_scales_rewards_before_new_ones_arrive():
+    stores = [make(VECTOR, 1, samples_per_insert=1e9) for _ in range(2)]
+    stores[0].put(fragment([Stream(VECTOR, 1)], [0], 40)[0], ctx=StoreContext(0.5, reward_scale=0.25))
+    stores[1].load_state_dict(stores[0].state_dict())
+    before, after = (store.get().batch.reward for store in stores)
+    np.testing.assert_array_equal(before, after)
+    stores[1].load_state_dict({k: v for k, v in stores[0].state_dict().items() if k != "reward_scale"})  # older ones
+
+
 def test_samples_are_copies():
     store = make(PIXELS, 1, samples_per_insert=1e9)
     stream = Stream(PIXELS, 1)

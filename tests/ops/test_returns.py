@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -146,6 +147,16 @@ def test_vtrace_is_the_sum_of_corrected_deltas(d, bars, lam):
     expected_vs, expected_advantage = literal_vtrace(d, *bars, lam)
     np.testing.assert_allclose(vs, expected_vs, atol=1e-11)
     np.testing.assert_allclose(advantage, expected_advantage, atol=1e-11)
+
+
+@settings(max_examples=60, deadline=None)
+@given(random_data, st.sampled_from([(1.0, 1.0, 1.0), (2.0, 0.7, None), (10.0, 10.0, 10.0)]), lams)
+def test_vtrace_of_tensors_is_that_of_arrays(d, bars, lam):
+    columns = d.mu, d.pi, d.reward, d.value, d.next_value, *d.flags
+    arrays = vtrace(*columns, GAMMA, *bars, lam)
+    tensors = vtrace(*map(torch.from_numpy, columns), GAMMA, *bars, lam)
+    for array, tensor in zip(arrays, tensors, strict=True):
+        np.testing.assert_allclose(tensor.numpy(), array, atol=1e-11)
 
 
 @settings(max_examples=30, deadline=None)
