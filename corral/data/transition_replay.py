@@ -191,6 +191,7 @@ class TransitionReplay(Store):
             "limiter": self.limiter.state_dict(),
             "rng": dict(self._rng.bit_generator.state),
             "progress": self._ctx.progress,
+            "reward_scale": self._ctx.reward_scale,
         }
         if self._tree is not None:
             filled = min(self._rows.high, self._rows.capacity)
@@ -208,7 +209,7 @@ class TransitionReplay(Store):
         self._nstep.load_state_dict(self._named_extras(state["nstep"], empty=not np.any(state["nstep"]["waiting"])))
         self.limiter.load_state_dict(state["limiter"])
         self._rng.bit_generator.state = state["rng"]
-        self._ctx = StoreContext(state["progress"])
+        self._ctx = StoreContext(state["progress"], state.get("reward_scale", 1.0))  # older ones lack it
         if self._tree is not None:
             leaves = state["tree"]["leaves"]
             self._tree.set(np.arange(len(leaves)), np.asarray(leaves))

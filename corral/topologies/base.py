@@ -169,7 +169,7 @@ class Topology(ABC):
 
     @property
     def _batch_scale(self) -> float:
-        """Reward scale of the batches. Before the first fragment, a loaded replay buffer does not scale its rewards."""
+        """Reward scale of the batches; 1 before the first fragment."""
         return 1.0 if self.reward_scale is None else self.reward_scale
 
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:

@@ -253,6 +253,13 @@ def test_rewards_are_scaled_when_sampled(n):
         np.testing.assert_array_equal(scaled, np.clip(plain * np.float32(scale), -10 * n, 10 * n))
 
 
+def test_loaded_replay_scales_rewards_before_the_next_put():
+    store, loaded = (make(VECTOR, 1, samples_per_insert=1e9) for _ in range(2))
+    store.put(fragment([Stream(VECTOR, 1)], [0], 40)[0], ctx=StoreContext(reward_scale=0.25))
+    loaded.load_state_dict(store.state_dict())
+    np.testing.assert_array_equal(loaded.get().batch.reward, store.get().batch.reward)
+
+
 def test_samples_are_copies():
     store = make(PIXELS, 1, samples_per_insert=1e9)
     stream = Stream(PIXELS, 1)
