@@ -173,9 +173,7 @@ class ActiveRun:
         if self.evaluated_at != self.steps and self.stop_reason is None and self.config.eval_episodes:
             self.evaluate()
         self.write_metrics()
-        result = self.last_evaluation
-        comparable = result is not None and self.evaluated_at == self.steps and not self._evaluator.self_play
-        self.save(best=comparable and result is not None and result.mean >= self.best_return)
+        self.save(best=math.isfinite(self.best_return) and self.best_step == self.steps)
         if self.stop_reason is None and math.isfinite(self.best_return):
             self.best_report = self._evaluator.report(load_policy(self._folder.path, "best", device="run"))
 

@@ -224,6 +224,8 @@ class ActorLearner(Topology):
             answer = actor.calls.popleft().result()
         except RoleLost as lost:
             actor.mark_lost(str(lost))
+            for scales in (self._scales, self._learning_scales):  # it may never come back
+                scales.pop(actor.name, None)
             return None
         self._last_fragment_s = time.monotonic()
         self._env_restarts[actor.name], self._scales[actor.name] = answer["restarts"], answer["reward_scale"]

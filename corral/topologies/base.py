@@ -57,8 +57,9 @@ def build_model(algo: Algorithm, seed: int, device: str = "cpu", rank: int = 0) 
 
 
 def load_learner(learner: Learner, state: Value) -> None:
-    """Load the state of another learner, except the RNG that orders minibatches."""
-    learner.load_state_dict({**to_tensors(state), "rng": learner.state_dict()["rng"]})
+    """Load the state of another learner, except its RNG and the observations that it will add to the statistics."""
+    own = learner.state_dict()
+    learner.load_state_dict({**to_tensors(state), "rng": own["rng"], "new_moments": own["new_moments"]})
 
 
 def role_factory(role: Callable[..., Any], *args: Any) -> Callable[[int], MakeRole]:

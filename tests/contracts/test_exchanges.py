@@ -107,3 +107,21 @@ def test_several_synchronous_learners_equal_one_with_all_rows(kind, servers):
     with Learners(kind, 3, START, servers=servers, optimizer=sgd) as learners:
         for weights in learners.run(work):
             torch.testing.assert_close(weights, whole.weights.detach(), rtol=0, atol=1e-6)
+
+
+def test_gradients_of_a_stopped_update_are_not_applied_later():
+    def work(exchange, rank):
+        model = Model(START, sgd)
+        exchange.begin(model.weights.data, 0, 2)
+        for k, grad in enumerate(grads(rank)):
+            if k % 3 == 1:  # one learner stops, or its gradient is not finite
+                exchange.grads(grad.clone() if rank else grad * float("nan"), 1, 0.1, stop=rank == 0 and k % 2 == 0)
+            else:
+                model.update(exchange, grad)
+        return model.weights.detach()
+
+    whole, lossless = (
+        Learners("all_reduce", 2, START, compress=compress, optimizer=sgd) for compress in ("none", "topk:1.0")
+    )
+    with whole, lossless:
+        torch.testing.assert_close(lossless.run(work)[0], whole.run(work)[0], rtol=0, atol=1e-6)

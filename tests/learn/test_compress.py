@@ -165,6 +165,16 @@ def test_velocities_of_unused_codes_continue():
     np.testing.assert_allclose(sent[-2:], expected[-2:], rtol=1e-6)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_discarded_gradient_leaves_no_trace(momentum):
+    one, other = (Compression(TopK(0.2, Float32Codec()), 10, 0, feedback=True, momentum=momentum) for _ in range(2))
+    for k in range(20):
+        if k % 3 == 1:
+            one.pack(vector(10, 100 + k))
+            one.discard_pack()
+        np.testing.assert_array_equal(one.pack(vector(10, k)), other.pack(vector(10, k)))
+
+
 @pytest.mark.parametrize("name", ["topk:0.02", "sign", "topk:0.05+sign"])
 def test_error_feedback_on_beats_off(name):
     """Least squares of which no coordinate fits its own scale: what is always left out never gets learned."""

@@ -242,6 +242,14 @@ def test_the_best_checkpoint_is_the_one_that_was_evaluated(tmp_path):
     assert load(folder, "best")[1]["step"] == 256
 
 
+def test_the_best_checkpoint_is_of_the_reported_step(tmp_path):
+    """Where every return is the same, the first evaluation is the best, and not the last one."""
+    Stopping.told = True
+    settings = settings_of("ppo", eval_every=128, checkpoint_every=0, env_kwargs={"length": 5})
+    result = train(run_dir=tmp_path, **settings | {"env": f"{Path(__file__).stem}:Stopping"})
+    assert result.best_step == load(RunFolder.open(tmp_path), "best")[1]["step"] == 128
+
+
 # -- damage --------------------------------------------------------------------------------------------------------
 
 

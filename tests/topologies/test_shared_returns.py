@@ -19,8 +19,8 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def make(algo="impala", **settings):
-    experiment = Experiment.make(algo, "Pendulum-v1", preset="none", overrides=SETTINGS | settings)
+def make(algo="impala", env="Pendulum-v1", **settings):
+    experiment = Experiment.make(algo, env, preset="none", overrides=SETTINGS | settings)
     return make_topology(experiment, lambda kind, text: None)
 
 
@@ -90,5 +90,20 @@ def test_restarted_actor_takes_over_the_scale():
         run(topology, topology.env_steps + 800)
         assert topology.metrics()["actors/restarts"] == 1
         assert scales(topology)[0] == pytest.approx(before, rel=0.2)
+    finally:
+        topology.close()
+
+
+def test_actor_that_is_lost_for_good_has_no_say_in_the_scale():
+    topology = make("dqn", env="CartPole-v1", runtime="process", max_restarts=0, learning_starts=100, batch_size=8)
+    try:
+        while len(topology._scales) < 2:
+            topology.advance()
+        topology._scales["actor 1"] = topology._learning_scales["actor 1"] = 50.0  # of its first few returns
+        os.kill(topology.processes()[1]["pid"], signal.SIGKILL)
+        while topology.processes()[1]["alive"]:
+            topology.advance()
+        run(topology, topology.env_steps + 100)
+        assert topology.reward_scale == scales(topology)[0] == topology.store._ctx.reward_scale
     finally:
         topology.close()

@@ -220,14 +220,14 @@ class AllReduce(Local):
             messages = self._gather(torch.from_numpy(np.concatenate([head.view(np.uint8), code])))
         except PeerLost:
             if finite and not stop:
-                compression.undo_pack(code)
+                compression.discard_pack()
             raise
         heads = np.stack([m[: 4 * _HEAD].numpy().view(np.float32) for m in messages])
         total, stopped, over, bad = heads.sum(0)
         self.over = bool(over)
         if stopped or bad:
             if finite and not stop:
-                compression.undo_pack(code)  # not used by any learner
+                compression.discard_pack()  # not used by any learner
             grad.fill_(float("nan"))
             return "stop" if stopped else "apply"
         mean = np.zeros(len(own), np.float32)

@@ -274,6 +274,7 @@ class Compression:
         self._left = np.zeros(count if feedback else 0, np.float32)
         self._velocity = np.zeros(count if momentum else 0, np.float32)
         self._ended = self._velocity  # velocities reset by the last code
+        self._before = self._left, self._velocity  # the last `pack`
 
     @property
     def size(self) -> int:
@@ -283,6 +284,7 @@ class Compression:
         """Encode a finite gradient together with the error left from earlier ones."""
         if not self._feedback:
             return self._codec.encode(grad, self._rng)
+        self._before = self._left.copy(), self._velocity.copy()
         if self._momentum:
             self._velocity *= np.float32(self._momentum)
             self._velocity += grad
@@ -305,6 +307,10 @@ class Compression:
             self._left += self.unpack(code)
         if self._momentum:
             self._velocity += self._ended
+
+    def discard_pack(self) -> None:
+        """Undo the last `pack` and forget its gradient: without compression it would not be used later either."""
+        self._left, self._velocity = self._before
 
 
 def gradient_codec(config: DataParallelConfig) -> Codec:

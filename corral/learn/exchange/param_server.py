@@ -63,7 +63,11 @@ class ParamServer(Local):
                 [self._compression(s, len(self._servers) * g + k) for k, s in enumerate(parts)]
                 for g, parts in enumerate(self._slices)
             ]
-        self._take(self._ask(ENTER, [{"num_workers": num_workers}] * len(self._servers)))
+        answers = self._ask(ENTER, [{"num_workers": num_workers}] * len(self._servers))
+        if len(answers) > 1 and not all(answer["complete"] for answer in answers):
+            self.leave()  # servers that know of different workers would wait for each other's rounds
+            raise PeerLost("a worker did not begin the turn in time")
+        self._take(answers)
 
     def _compression(self, part: slice, number: int) -> Compression:
         count = part.stop - part.start

@@ -57,6 +57,7 @@ class _Member:
         self.clock: int | None = None  # its own updates; None while it rests: others do not wait for it
         self.kept = 0  # its clock when it began to rest
         self.new_moments: Array | None = None  # moments of observations from other learners
+        self.complete = True  # whether all began its turn together
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,14 +152,16 @@ class ParamServerProcess:
             if self._rules.mode == "sync" and len(self._coming) < message["num_workers"]:
                 self._change.wait_for(lambda: member not in self._coming or self._closed, _WORKERS_S)
             if member in self._coming:
-                together = self._coming if self._rules.mode == "sync" else {member}
+                in_step = self._rules.mode == "sync"
+                together = self._coming if in_step else {member}
                 for other in together:
                     self._wake(other)
+                    other.complete = not in_step or len(together) >= message["num_workers"]
                 self._num_workers = message["num_workers"]
                 self._coming -= set(together)
                 self._change.notify_all()
             member.received = [-1] * len(self._parts)
-            return {"weights": self._newer(member, range(len(self._parts)))}
+            return {"weights": self._newer(member, range(len(self._parts))), "complete": member.complete}
 
     def _wake(self, member: _Member) -> None:
         """Set the clock to the newest one, unless the member was ahead of it."""
