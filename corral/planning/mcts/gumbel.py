@@ -122,8 +122,14 @@ def _gumbel_root_edge(forest: Forest, t: int, rule: Gumbel, scores: Array) -> in
     return -1 if unknown and candidates > places else best
 
 
+gumbel_root_edge: Any = compiled(_gumbel_root_edge, error_model="numpy")
+
+
 def _gumbel_edge(forest: Forest, t: int, node: int, rule: Gumbel, scores: Array) -> int:
-    """The action whose visits are furthest behind the improved policy."""
+    """The action whose visits are furthest behind the improved policy; at the root, as `gumbel_root_edge`."""
+    if node == 0:
+        chosen: int = gumbel_root_edge(forest, t, rule, scores)
+        return chosen
     score_edges(forest, t, node, rule, scores)
     width, top, started = len(scores), -math.inf, 0
     for a in range(width):
@@ -143,5 +149,4 @@ def _gumbel_edge(forest: Forest, t: int, node: int, rule: Gumbel, scores: Array)
     return best
 
 
-gumbel_root_edge: Any = compiled(_gumbel_root_edge, error_model="numpy")
 gumbel_edge: Any = compiled(_gumbel_edge, error_model="numpy")

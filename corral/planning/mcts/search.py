@@ -13,7 +13,7 @@ from corral.core.types import Array, Tree, tree_map
 from corral.planning.mcts.evaluation import Evaluate, LeafValues
 from corral.planning.mcts.forest import NO_NODE, Forest, Wave, make_forest, make_wave
 from corral.planning.mcts.gumbel import Gumbel
-from corral.planning.mcts.selection import ChanceNodes, Puct, select_gumbel, select_puct
+from corral.planning.mcts.selection import ChanceNodes, Puct, select
 from corral.planning.mcts.tree import backup, expand, plant, reroot
 from corral.snapshot.states import Expansion, States, Views
 
@@ -132,8 +132,8 @@ class TreeSearch:
     def _run_wave(self, wanted: Array, rule: Puct | Gumbel, reward_scale: float) -> bool:
         """Run one wave of simulations; returns False if none could start."""
         forest, chance = self.forest, self._chance if self.states.stochastic else _NO_CHANCE
-        select = select_gumbel if isinstance(rule, Gumbel) else select_puct
-        wave = self._wave.first(select(forest, wanted, self.leaves, rule, chance, self.discount, self._wave))
+        rules = (None, rule) if isinstance(rule, Gumbel) else (rule, None)
+        wave = self._wave.first(select(forest, wanted, self.leaves, *rules, chance, self.discount, self._wave))
         if not len(wave.tree):
             return not wanted.any()
         self._expand(wave, reward_scale)

@@ -14,7 +14,7 @@ import numpy as np
 from corral.core.jit import compiled
 from corral.core.types import Array
 from corral.planning.mcts.forest import NO_NODE, TERMINAL, Forest, Wave
-from corral.planning.mcts.gumbel import Gumbel, gumbel_edge, gumbel_root_edge
+from corral.planning.mcts.gumbel import Gumbel, gumbel_edge
 from corral.planning.mcts.tree import finish, start
 
 _TINY = 1e-9
@@ -112,48 +112,27 @@ def _follow(forest: Forest, t: int, node: int, edge: int, chance: ChanceNodes) -
 follow: Any = compiled(_follow, error_model="numpy")
 
 
-def _select_puct(
-    forest: Forest, wanted: Array, leaves: int, rule: Puct, chance: ChanceNodes, discount: float, wave: Wave
-) -> int:
-    """Start up to `leaves` simulations per tree, at most as many as it wants; returns their number.
+def _select(
+    forest: Forest, wanted: Array, leaves: int, puct: Puct | None, gumbel: Gumbel | None, chance: ChanceNodes,
+    discount: float, wave: Wave,
+) -> int:  # fmt: skip
+    """Start up to `leaves` simulations per tree, at most as many as it wants; returns their number. One of the two
+    rules is given; numba removes the branch of the one that is None.
 
-    A tree starts no more once it reaches an edge that a simulation in flight will expand. A simulation that reaches the
-    end of an episode, or a node without legal actions, needs no step and finishes at once.
+    A tree starts no more once it reaches an edge that a simulation in flight will expand, or while its root waits for
+    results. A simulation that reaches the end of an episode, or a node without legal actions, needs no step and
+    finishes at once.
     """
-    found = 0
-    for t in range(len(wanted)):
-        in_flight = 0
-        while in_flight < min(leaves, wanted[t]):
-            node, edge = 0, -1
-            while not forest.flags[t, node] & TERMINAL:
-                edge = puct_edge(forest, t, node, rule)
-                below = NO_NODE if edge < 0 else follow(forest, t, node, edge, chance)
-                if below == NO_NODE:
-                    break
-                node, edge = below, -1
-            if edge < 0:
-                finish(forest, t, node, discount)
-                wanted[t] -= 1
-                continue
-            if forest.child[t, node, edge] == NO_NODE and forest.inflight[t, node, edge]:
-                break
-            start(forest, t, node, edge, 1)
-            wave.tree[found], wave.node[found], wave.edge[found] = t, node, edge
-            found, in_flight = found + 1, in_flight + 1
-    return found
-
-
-def _select_gumbel(
-    forest: Forest, wanted: Array, leaves: int, rule: Gumbel, chance: ChanceNodes, discount: float, wave: Wave
-) -> int:
-    """The same with the Gumbel rules; a tree also starts no more while its root waits for results."""
     found, scores = 0, np.zeros(forest.prior.shape[2])
     for t in range(len(wanted)):
         in_flight = 0
         while in_flight < min(leaves, wanted[t]):
             node, edge = 0, -1
             while not forest.flags[t, node] & TERMINAL:
-                edge = gumbel_edge(forest, t, node, rule, scores) if node else gumbel_root_edge(forest, t, rule, scores)
+                if puct is not None:
+                    edge = puct_edge(forest, t, node, puct)
+                if gumbel is not None:
+                    edge = gumbel_edge(forest, t, node, gumbel, scores)
                 below = NO_NODE if edge < 0 else follow(forest, t, node, edge, chance)
                 if below == NO_NODE:
                     break
@@ -170,5 +149,4 @@ def _select_gumbel(
     return found
 
 
-select_puct: Any = compiled(_select_puct, nogil=True, error_model="numpy")
-select_gumbel: Any = compiled(_select_gumbel, nogil=True, error_model="numpy")
+select: Any = compiled(_select, nogil=True, error_model="numpy")
