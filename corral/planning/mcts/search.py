@@ -65,7 +65,6 @@ class TreeSearch:
         self._keep, self._chance, self._to_env, self._rng = keep, chance, to_env, rng
         self._wave = make_wave(trees * leaves)
         self._every = np.ones((trees * leaves, width), np.bool_)
-        self._moved, self._gone = np.zeros(sims + 1 + keep, np.int32), np.zeros(sims + 1 + keep, np.int64)
 
     def run(self, roots: Array, rule: Puct | Gumbel) -> Forest:
         trees = np.arange(len(roots))
@@ -94,13 +93,11 @@ class TreeSearch:
         forest, views = self.forest, self.states.look(roots)
         nodes = np.array([self._find(t, a, views, i) for i, (t, a) in enumerate(zip(trees, taken, strict=True))])
         for t, node, root in zip(trees[nodes >= 0], nodes[nodes >= 0], roots[nodes >= 0], strict=True):
-            size = forest.size[t]
-            lost = reroot(forest, t, node, self._keep + 1, self._moved, self._gone)
-            self.states.drop(self._gone[:lost].copy())
+            kept, gone = reroot(forest, t, node, self._keep + 1)
+            self.states.drop(gone)
             forest.state[t, 0] = root
             if self.actions is not None:
-                old = np.flatnonzero(self._moved[:size] != NO_NODE)
-                self.actions[t, self._moved[old]] = self.actions[t, old]
+                self.actions[t, : len(kept)] = self.actions[t, kept]
         return nodes >= 0
 
     def grow(self, trees: Array, rule: Puct | Gumbel, sims: int | None = None, reward_scale: float = 1.0) -> Forest:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from corral.core.jit import compiled
 from corral.core.types import Array
 from corral.planning.action_set import NO_EDGE
@@ -131,45 +133,30 @@ def _backup(forest: Forest, wave: Wave, discount: float, wanted: Array) -> None:
 backup: Any = compiled(_backup, nogil=True, error_model="numpy")
 
 
-def _reroot(forest: Forest, t: int, node: int, most: int, moved: Array, gone: Array) -> int:
+def reroot(forest: Forest, t: int, node: int, most: int) -> tuple[Array, Array]:
     """Make `node` the root and keep at most `most` nodes below it, the oldest first.
 
-    `moved` is scratch space, one entry per node. States of removed nodes are put into `gone`, whose length is returned;
-    the new root's state is among them, because the environment has its own by now.
+    Returns the old numbers of the nodes that stay, and the states to drop: those of removed nodes and of the new root,
+    because the environment has its own by now.
     """
-    size, kept, lost = forest.size[t], 0, 0
-    for i in range(size):
-        below = i == node or (i > node and moved[forest.parent[t, i]] != NO_NODE)
-        if below and kept < most:
-            moved[i] = kept
-            kept += 1
-        else:
-            moved[i] = NO_NODE
-        if i == node or moved[i] == NO_NODE:
-            gone[lost] = forest.state[t, i]
-            lost += 1
-    for i in range(node, size):  # upwards: a place is read before it is overwritten
-        new = moved[i]
-        if new == NO_NODE:
-            continue
-        for a in range(forest.child.shape[2]):
-            child = forest.child[t, i, a]
-            while child != NO_NODE and moved[child] == NO_NODE:
-                child = forest.sibling[t, child]
-            forest.child[t, new, a] = NO_NODE if child == NO_NODE else moved[child]
-            forest.prior[t, new, a], forest.total[t, new, a] = forest.prior[t, i, a], forest.total[t, i, a]
-            forest.n[t, new, a], forest.inflight[t, new, a] = forest.n[t, i, a], 0
-        sibling = forest.sibling[t, i]
-        forest.sibling[t, new] = NO_NODE if sibling == NO_NODE else moved[sibling]
-        forest.parent[t, new], forest.in_edge[t, new] = moved[forest.parent[t, i]] if new else 0, forest.in_edge[t, i]
-        forest.visits[t, new], forest.pending[t, new] = forest.visits[t, i], 0
-        forest.value[t, new], forest.reward[t, new] = forest.value[t, i], forest.reward[t, i]
-        forest.to_play[t, new], forest.flags[t, new] = forest.to_play[t, i], forest.flags[t, i]
-        forest.state[t, new], forest.draws[t, new] = forest.state[t, i], forest.draws[t, i]
-        forest.mark[t, new] = forest.mark[t, i]
-    forest.sibling[t, 0] = NO_NODE
-    forest.size[t] = kept
-    return lost
-
-
-reroot: Any = compiled(_reroot, nogil=True)
+    size = int(forest.size[t])
+    parent, sibling = forest.parent[t, :size].copy(), np.append(forest.sibling[t, :size], NO_NODE)
+    below = np.arange(size) == node
+    for i in range(node + 1, size):
+        below[i] = below[parent[i]]
+    kept = np.flatnonzero(below)[:most]
+    moved = np.full(size + 1, NO_NODE, np.int32)  # the last one is read for NO_NODE
+    moved[kept] = np.arange(len(kept))
+    gone = forest.state[t, :size][moved[:size] <= 0]
+    child = forest.child[t, kept]
+    while (lost := (child != NO_NODE) & (moved[child] == NO_NODE)).any():
+        child = np.where(lost, sibling[child], child)
+    for array in forest:
+        if array.ndim > 1:
+            array[t, : len(kept)] = array[t, kept]
+    new = slice(len(kept))
+    forest.child[t, new], forest.sibling[t, new] = moved[child], moved[sibling[kept]]
+    forest.parent[t, new] = moved[parent[kept]]
+    forest.inflight[t, new] = forest.pending[t, new] = 0
+    forest.parent[t, 0], forest.sibling[t, 0], forest.size[t] = 0, NO_NODE, len(kept)
+    return kept, gone
