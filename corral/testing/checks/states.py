@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import numpy as np
 from gymnasium.wrappers import TimeLimit
 
 from corral.core.errors import EnvFailed, UserError
-from corral.core.gym_env import legal
+from corral.core.gym_env import legal, sample_actions
 from corral.core.spaces import Layout
 from corral.core.types import tree_map
 from corral.planning.snapshots import Snapshots
@@ -49,7 +48,7 @@ class UninterruptedRun:
         self.actions: list[Any] = []
         self.seen: list[Observed] = []
         _, info = env.reset(seed=0)
-        for action in draw_actions(env, steps):
+        for action in sample_actions(env, steps, 5):
             if self.seen and self.seen[-1].ended:
                 _, info = env.reset()
             self.actions.append(legal(action, info))
@@ -73,15 +72,7 @@ def make_step(env: Any, action: Any) -> Observed:
 
 def obs_bytes(layout: Layout, obs: Any) -> bytes:
     """An observation as bytes."""
-    leaves = zip(layout.leaves, layout.flatten(obs), strict=True)
-    return b"".join(np.asarray(value, leaf.dtype).tobytes() for leaf, value in leaves)
-
-
-def draw_actions(env: Env, count: int) -> list[Any]:
-    """Random actions, drawn from a copy of the environment's action space."""
-    space = copy.deepcopy(env.action_space)
-    space.seed(5)
-    return [space.sample() for _ in range(count)]
+    return b"".join(leaf.tobytes() for leaf in layout.arrays(obs))
 
 
 _STEPS, _SAVES, _ALONG = 200, 10, 5

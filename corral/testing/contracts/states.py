@@ -23,10 +23,11 @@ import pytest
 from gymnasium.wrappers import FrameStackObservation, NormalizeObservation, NormalizeReward, TimeLimit
 
 from corral.core.errors import UserError
+from corral.core.gym_env import sample_actions
 from corral.planning.snapshots import Snapshots
 from corral.snapshot.rng import find_generators, read_generators, same_state
 from corral.snapshot.states import Level
-from corral.testing.checks.states import FLAT_BYTES, UninterruptedRun, draw_actions, make_step
+from corral.testing.checks.states import FLAT_BYTES, UninterruptedRun, make_step
 
 Env = gymnasium.Env[Any, Any]
 
@@ -87,7 +88,7 @@ class StatesContract:
     def test_planning_leaves_the_acting_environment_bit_equal(self) -> None:
         alone, run = self.make(), []
         alone.reset(seed=3)
-        actions = draw_actions(alone, 30)
+        actions = sample_actions(alone, 30, 5)
         for action in actions:
             run.append(make_step(alone, action))
             if run[-1].ended:
@@ -109,7 +110,7 @@ class StatesContract:
     def test_a_rollout_is_a_chain_of_expansions(self) -> None:
         with Snapshots(self.make, rng="replay") as snapshots:
             root, states = snapshots.save(), snapshots.states
-            actions = np.stack(draw_actions(self.make(), 8))
+            actions = np.stack(sample_actions(self.make(), 8, 5))
             out = states.rollout(np.array([root, root]), np.stack([actions, actions]))
             parent = root
             for k in range(out.length[1]):
@@ -132,7 +133,7 @@ class StatesContract:
         with Snapshots(lambda: TimeLimit(self.make(), 10)) as snapshots:
             env = snapshots.env
             assert isinstance(env, gymnasium.Env)
-            actions = draw_actions(env, 10)
+            actions = sample_actions(env, 10, 5)
             for action in actions[:7]:
                 env.step(action)
             state = snapshots.save()
