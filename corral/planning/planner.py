@@ -91,8 +91,7 @@ class Planner:
         if config.root_selection == "gumbel":
             gumbel = self._draw(env_ids, sims, noise)
             search.grow(env_ids, gumbel, sims, reward_scale)
-            policy, best = root.improved_policy(forest, env_ids, gumbel), root.gumbel_winner(forest, env_ids, gumbel)
-            values = root.improved_values(forest, env_ids, policy)
+            policy, values, best = root.gumbel_result(forest, env_ids, gumbel)
         else:
             if noise > 0:
                 root.mix_noise(forest, env_ids, config.dirichlet_alpha, noise * config.dirichlet_fraction, rng)
