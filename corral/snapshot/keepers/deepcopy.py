@@ -108,15 +108,6 @@ def _refused(copier: Copier, value: Any) -> Any:
     raise TypeError("its own copy shares what it holds weakly")
 
 
-BINDINGS: dict[type, CopyFn] = {
-    types.FunctionType: _function, types.CellType: _cell, types.MethodType: _method,
-    types.BuiltinMethodType: _native_method, _Named: _named, type(functools.lru_cache(len)): _cached,
-    weakref.ref: _reference, weakref.ProxyType: _proxy, weakref.CallableProxyType: _proxy, _Weak: _weak,
-    weakref.WeakValueDictionary: _refused, weakref.WeakKeyDictionary: _refused,
-}  # fmt: skip
-"""How values of these types are copied."""
-
-
 ATOMS: set[type] = {
     type(None), bool, int, float, complex, str, range, type, types.ModuleType, types.EllipsisType, property,
     np.float64, np.float32, np.int64, np.int32, np.bool_,
@@ -133,16 +124,10 @@ def has_slots(kind: type) -> bool:
     return any(vars(base).get("__slots__") for base in kind.__mro__)
 
 
+@functools.cache
 def is_rendering(kind: type) -> bool:
     """Whether a type is a handle for drawing or display, which is not part of a state."""
-    found = _IS_RENDERING.get(kind)
-    if found is None:
-        found = kind.__module__.partition(".")[0] in _RENDERING or kind.__module__ == _RENDERERS
-        _IS_RENDERING[kind] = found
-    return found
-
-
-_IS_RENDERING: dict[type, bool] = {}
+    return kind.__module__.partition(".")[0] in _RENDERING or kind.__module__ == _RENDERERS
 
 
 class Copier:
@@ -296,7 +281,11 @@ def _reduced(copier: Copier, value: Any) -> Any:
 
 _HOW: dict[type, CopyFn] = {
     bytes: _bytes, np.ndarray: _array, list: _list, tuple: _tuple, dict: _dict, set: _set, frozenset: _set,
-    deque: _deque, RngState: _rng_state, functools.partial: _reduced, **BINDINGS,
+    deque: _deque, RngState: _rng_state, functools.partial: _reduced,
+    types.FunctionType: _function, types.CellType: _cell, types.MethodType: _method,
+    types.BuiltinMethodType: _native_method, _Named: _named, type(functools.lru_cache(len)): _cached,
+    weakref.ref: _reference, weakref.ProxyType: _proxy, weakref.CallableProxyType: _proxy, _Weak: _weak,
+    weakref.WeakValueDictionary: _refused, weakref.WeakKeyDictionary: _refused,
 }  # fmt: skip
 
 
