@@ -124,10 +124,14 @@ def has_slots(kind: type) -> bool:
     return any(vars(base).get("__slots__") for base in kind.__mro__)
 
 
-@functools.cache
+_IS_RENDERING: dict[type, bool] = {}
+
+
 def is_rendering(kind: type) -> bool:
     """Whether a type is a handle for drawing or display, which is not part of a state."""
-    return kind.__module__.partition(".")[0] in _RENDERING or kind.__module__ == _RENDERERS
+    if kind not in _IS_RENDERING:
+        _IS_RENDERING[kind] = kind.__module__.partition(".")[0] in _RENDERING or kind.__module__ == _RENDERERS
+    return _IS_RENDERING[kind]
 
 
 class Copier:
