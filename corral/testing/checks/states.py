@@ -62,6 +62,22 @@ class UninterruptedRun:
             env.reset()
         return make_step(env, self.actions[at])
 
+    def expand_along(self, snapshots: Snapshots, state: int, at: int) -> str | None:
+        """Step from a state that was saved before step `at`; returns how that differs from the run, or None."""
+        made: list[int] = []
+        for k in range(at, min(at + _ALONG, len(self.actions))):
+            steps = snapshots.expand(state, self.actions[k])
+            if steps.faulty is not None:
+                return f"a step from a saved state fails: {k - at + 1} after step {at}"
+            obs = obs_bytes(snapshots.states.spec.observation, tree_map(lambda leaf: leaf[0], steps.obs))
+            if Observed(obs, *(row[0] for row in (steps.reward, steps.terminated, steps.truncated))) != self.seen[k]:
+                return f"a step from a saved state differs from the environment's: {k - at + 1} after step {at}"
+            made.append(state := int(steps.children[0]))
+            if self.seen[k].ended:
+                break
+        snapshots.drop(made)
+        return None
+
 
 def make_step(env: Any, action: Any) -> Observed:
     """Make a step and record its results."""
@@ -118,18 +134,8 @@ def _first_difference(snapshots: Snapshots, run: UninterruptedRun) -> str | None
         if at % max(1, count // _SAVES) == 0 and not run.seen[at].ended:
             saved[at + 1] = snapshots.save()
     for at, state in sorted(saved.items(), reverse=True):
-        parent = state
-        for k in range(at, min(at + _ALONG, count)):
-            steps = snapshots.expand(parent, run.actions[k])
-            obs = tree_map(lambda leaf: leaf[0], steps.obs)
-            if steps.faulty is not None:
-                return f"a step from a saved state fails: {k - at + 1} after step {at}"
-            same = obs_bytes(snapshots.states.spec.observation, obs) == run.seen[k].obs
-            if not same or steps.reward[0] != run.seen[k].reward:
-                return f"a step from a saved state differs from the environment's: {k - at + 1} after step {at}"
-            if run.seen[k].ended:
-                break
-            parent = int(steps.children[0])
+        if found := run.expand_along(snapshots, state, at):
+            return found
         shown = snapshots.load(state)
         if obs_bytes(snapshots.states.spec.observation, shown) != run.seen[at - 1].obs:
             return f"the observation after a load is not that of the save, after step {at}"
