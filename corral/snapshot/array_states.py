@@ -195,12 +195,9 @@ class ArrayStates(States):
     def save(self, env_ids: Array) -> Array:
         live = [self._envs[i] for i in env_ids.tolist()]
         base: list[Any] = [one.env.unwrapped for one in live]
-        if self.players == 1:
-            ids = self.put(np.stack([env.row for env in base]))
-            self._over[ids] = [one.over for one in live]
-        else:
-            ids = self.put(np.stack([env.row for env in base]), np.array([env.to_play for env in base]))
-            self._over[ids] = [env.over for env in base]
+        game = self.players > 1
+        ids = self.put(np.stack([env.row for env in base]), np.array([env.to_play if game else 0 for env in base]))
+        self._over[ids] = [one.over for one in (base if game else live)]
         if self._limit is not None:
             self._elapsed[ids] = [max(limit._elapsed_steps or 0 for limit in time_limits(one.env)) for one in live]
             self._over[ids] |= self._elapsed[ids] >= self._limit
