@@ -17,7 +17,7 @@ from corral.planning.mcts import root
 from corral.planning.mcts.evaluation import Evaluate, RolloutEvaluation
 from corral.planning.mcts.gumbel import Gumbel
 from corral.planning.mcts.search import TreeSearch
-from corral.planning.mcts.selection import ChanceNodes, Puct
+from corral.planning.mcts.selection import Puct
 from corral.snapshot.states import States
 
 _VALUE_RESOLUTION = 0.05  # in single-player environments
@@ -58,7 +58,7 @@ class Planner:
         self.states, self.actions, self.config, self.sims, self._rng = states, actions, config, sims, rng
         self.search = TreeSearch(
             states, evaluate, num_envs, actions.width, sims, config.leaves_in_flight, discount,
-            keep=sims if config.reuse_tree else 0, chance=ChanceNodes(k=1.0), to_env=actions.to_env, rng=rng,
+            keep=sims if config.reuse_tree else 0, to_env=actions.to_env, rng=rng,
         )  # fmt: skip
         self._taken = np.full(num_envs, -1)  # edges
         # Enumerated actions are not widened: their order is not random.

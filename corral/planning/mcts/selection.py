@@ -72,26 +72,18 @@ puct_edge: Any = compiled(_puct_edge, error_model="numpy")
 _FEW = 4  # outcomes are few if at least one draw in 4 repeats a known one
 
 
-class ChanceNodes(NamedTuple):
-    """Double progressive widening (Couetoux et al. 2011): n visits of an edge draw k n^alpha outcomes.
-
-    Draws are counted, not distinct outcomes: stopping after enough distinct ones would overweight rare ones. If
-    distinct outcomes are few, judged by the draws below all other edges of the tree, every visit draws one. With k = 0
-    steps are deterministic, and an edge has one outcome.
-    """
-
-    k: float = 0.0
-    alpha: float = 0.5
-
-
-def _follow(forest: Forest, t: int, node: int, edge: int, chance: ChanceNodes) -> int:
+def _follow(forest: Forest, t: int, node: int, edge: int, stochastic: bool) -> int:
     """The node that an edge leads to; NO_NODE if it must be stepped, for the first or another outcome.
+
+    Double progressive widening (Couetoux et al. 2011): n visits of an edge draw sqrt(n) outcomes; one, if steps are not
+    stochastic. Draws are counted, not distinct outcomes: stopping after enough distinct ones would overweight rare
+    ones. If distinct outcomes are few, judged by the draws below all other edges of the tree, every visit draws one.
 
     Visits are divided among outcomes in proportion to their draws, rounded by Webster's method; an outcome with fewer
     visits than draws comes first.
     """
     child: int = forest.child[t, node, edge]
-    if child == NO_NODE or chance.k == 0:
+    if child == NO_NODE or not stochastic:
         return child
     seen, drawn, best, least = 0, 0, child, math.inf
     while child != NO_NODE:
@@ -106,14 +98,14 @@ def _follow(forest: Forest, t: int, node: int, edge: int, chance: ChanceNodes) -
     redraws, repeats = forest.redraws[t] - (drawn - 1), forest.repeats[t] - (drawn - seen)
     few_outcomes = redraws > 0 and _FEW * repeats >= redraws
     n = forest.n[t, node, edge] + forest.inflight[t, node, edge]
-    return NO_NODE if few_outcomes or drawn < chance.k * n**chance.alpha else best
+    return NO_NODE if few_outcomes or drawn < n**0.5 else best
 
 
 follow: Any = compiled(_follow, error_model="numpy")
 
 
 def _select(
-    forest: Forest, wanted: Array, leaves: int, puct: Puct | None, gumbel: Gumbel | None, chance: ChanceNodes,
+    forest: Forest, wanted: Array, leaves: int, puct: Puct | None, gumbel: Gumbel | None, stochastic: bool,
     discount: float, wave: Wave,
 ) -> int:  # fmt: skip
     """Start up to `leaves` simulations per tree, at most as many as it wants; returns their number. One of the two
@@ -133,7 +125,7 @@ def _select(
                     edge = puct_edge(forest, t, node, puct)
                 if gumbel is not None:
                     edge = gumbel_edge(forest, t, node, gumbel, scores)
-                below = NO_NODE if edge < 0 else follow(forest, t, node, edge, chance)
+                below = NO_NODE if edge < 0 else follow(forest, t, node, edge, stochastic)
                 if below == NO_NODE:
                     break
                 node, edge = below, -1
