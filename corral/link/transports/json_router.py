@@ -195,12 +195,10 @@ class JsonBinding(Binding):
     def _drop_peer(self, peer: JsonPeer) -> None:
         """Its connection is gone: it leaves once its earlier messages are read."""
         self._gone.append(peer)
-        for names, name in self._names(peer)[1:]:
-            if names.get(name) is peer:
-                del names[name]
+        self._forget(peer, first=1)
 
-    def _forget(self, peer: JsonPeer) -> None:
-        for names, name in self._names(peer):
+    def _forget(self, peer: JsonPeer, first: int = 0) -> None:
+        for names, name in self._names(peer)[first:]:
             if names.get(name) is peer:
                 del names[name]
 
