@@ -13,7 +13,6 @@ import logging
 import operator
 import types
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -215,19 +214,6 @@ def _dict(copier: Copier, value: dict[Any, Any]) -> dict[Any, Any]:
     return made
 
 
-def _set(copier: Copier, value: set[Any]) -> set[Any]:
-    copier.nbytes += _OBJECT_BYTES + _ITEM_BYTES * len(value)
-    return type(value)([copier.copy(item) for item in value])
-
-
-def _deque(copier: Copier, value: deque[Any]) -> deque[Any]:
-    made: deque[Any] = deque(maxlen=value.maxlen)
-    copier.memo[id(value)] = made
-    copier.nbytes += _OBJECT_BYTES + _ITEM_BYTES * len(value)
-    made.extend([copier.copy(item) for item in value])
-    return made
-
-
 def _generator(copier: Copier, value: Any) -> RngState:
     state = RngState(value)
     copier.rngs.append(state)
@@ -278,14 +264,14 @@ def _reduced(copier: Copier, value: Any) -> Any:
                 setattr(made, name, item)
     for item in items or ():
         made.append(copier.copy(item))
+        copier.nbytes += _ITEM_BYTES
     for key, item in pairs or ():
         made[copier.copy(key)] = copier.copy(item)
     return made
 
 
 _HOW: dict[type, CopyFn] = {
-    bytes: _bytes, np.ndarray: _array, list: _list, tuple: _tuple, dict: _dict, set: _set, frozenset: _set,
-    deque: _deque, RngState: _rng_state, functools.partial: _reduced,
+    bytes: _bytes, np.ndarray: _array, list: _list, tuple: _tuple, dict: _dict, RngState: _rng_state,
     types.FunctionType: _function, types.CellType: _cell, types.MethodType: _method,
     types.BuiltinMethodType: _native_method, _Named: _named, type(functools.lru_cache(len)): _cached,
     weakref.ref: _reference, weakref.ProxyType: _proxy, weakref.CallableProxyType: _proxy, _Weak: _weak,
