@@ -134,7 +134,8 @@ class StateIndex:
         self._num_free += len(free)
 
 
-def _free_ids(home: Array, ids: Array, free: Array, num_free: int, homes: Array) -> int:
+@compiled
+def free_ids(home: Array, ids: Array, free: Array, num_free: int, homes: Array) -> int:
     """Append ids that are in use to the free ones, once each; returns how many are free then."""
     before = num_free
     for key in ids:
@@ -144,17 +145,14 @@ def _free_ids(home: Array, ids: Array, free: Array, num_free: int, homes: Array)
     return num_free
 
 
-def _find_homes(home: Array, ids: Array, more_than: int, homes: Array) -> int:
+@compiled
+def find_homes(home: Array, ids: Array, more_than: int, homes: Array) -> int:
     """Write the homes of ids; returns the index of the first id without one, or -1."""
     for i in range(len(ids)):
         if not 0 < ids[i] < len(home) or home[ids[i]] <= more_than:
             return i
         homes[i] = home[ids[i]]
     return -1
-
-
-free_ids: Any = compiled(_free_ids)
-find_homes: Any = compiled(_find_homes)
 
 
 def _longer(array: Array, rows: int) -> Array:

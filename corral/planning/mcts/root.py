@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,13 +46,11 @@ def visit_policy(forest: Forest, trees: Array) -> Array:
     return np.asarray(shares / shares.sum(1, keepdims=True))
 
 
+@compiled
 def _score_roots(forest: Forest, trees: Array, rule: Gumbel, q: Array, scores: Array) -> None:
     for i in range(len(trees)):
         complete_q(forest, trees[i], 0, q[i])
         score_edges(forest, trees[i], 0, rule, scores[i])
-
-
-score_roots: Any = compiled(_score_roots)
 
 
 class GumbelResult(NamedTuple):
@@ -66,7 +64,7 @@ class GumbelResult(NamedTuple):
 def gumbel_result(forest: Forest, trees: Array, rule: Gumbel) -> GumbelResult:
     """Read the result at the roots."""
     q, scores = np.zeros((2, len(trees), forest.prior.shape[2]))
-    score_roots(forest, trees, rule, q, scores)
+    _score_roots(forest, trees, rule, q, scores)
     weights = np.exp(scores - scores.max(1, keepdims=True))
     policy = weights / weights.sum(1, keepdims=True)
     n = forest.n[trees, 0] - rule.before[trees]

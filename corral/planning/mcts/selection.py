@@ -7,7 +7,8 @@ Several simulations of a tree may be in flight: each counts as a visit whose ret
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,7 +36,8 @@ class Puct(NamedTuple):
     widen_alpha: float = 0.5
 
 
-def _puct_edge(forest: Forest, t: int, node: int, rule: Puct) -> int:
+@partial(compiled, error_model="numpy")
+def puct_edge(forest: Forest, t: int, node: int, rule: Puct) -> int:
     """The edge with the best score, the first among equals."""
     n = forest.visits[t, node] + forest.pending[t, node]
     explore = (rule.c_init + math.log((n + _C_BASE + 1.0) / _C_BASE)) * math.sqrt(n)
@@ -66,13 +68,11 @@ def _puct_edge(forest: Forest, t: int, node: int, rule: Puct) -> int:
     return best
 
 
-puct_edge: Any = compiled(_puct_edge, error_model="numpy")
-
-
 _FEW = 4  # outcomes are few if at least one draw in 4 repeats a known one
 
 
-def _follow(forest: Forest, t: int, node: int, edge: int, stochastic: bool) -> int:
+@partial(compiled, error_model="numpy")
+def follow(forest: Forest, t: int, node: int, edge: int, stochastic: bool) -> int:
     """The node that an edge leads to; NO_NODE if it must be stepped, for the first or another outcome.
 
     Double progressive widening (Couetoux et al. 2011): n visits of an edge draw sqrt(n) outcomes; one, if steps are not
@@ -101,10 +101,8 @@ def _follow(forest: Forest, t: int, node: int, edge: int, stochastic: bool) -> i
     return NO_NODE if few_outcomes or drawn < n**0.5 else best
 
 
-follow: Any = compiled(_follow, error_model="numpy")
-
-
-def _select(
+@partial(compiled, nogil=True, error_model="numpy")
+def select(
     forest: Forest, wanted: Array, leaves: int, puct: Puct | None, gumbel: Gumbel | None, stochastic: bool,
     discount: float, wave: Wave,
 ) -> int:  # fmt: skip
@@ -139,6 +137,3 @@ def _select(
             wave.tree[found], wave.node[found], wave.edge[found] = t, node, edge
             found, in_flight = found + 1, in_flight + 1
     return found
-
-
-select: Any = compiled(_select, nogil=True, error_model="numpy")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from corral.planning.action_set import NO_EDGE
 from corral.planning.mcts.forest import NO_NODE, TERMINAL, Forest, Wave
 
 
+@compiled
 def _make_node(
     forest: Forest, t: int, node: int, state: int, turn: int, over: bool, priors: Array, value: float
 ) -> None:
@@ -26,20 +27,19 @@ def _make_node(
         forest.total[t, node, a] = 0.0
 
 
-make_node: Any = compiled(_make_node)
-
-
-def _plant(forest: Forest, trees: Array, states: Array, turns: Array, priors: Array, values: Array) -> None:
+@partial(compiled, nogil=True)
+def plant(forest: Forest, trees: Array, states: Array, turns: Array, priors: Array, values: Array) -> None:
     """Write evaluated roots over the old trees."""
     for i in range(len(trees)):
         t = trees[i]
-        make_node(forest, t, 0, states[i], turns[i], False, priors[i], values[i])
+        _make_node(forest, t, 0, states[i], turns[i], False, priors[i], values[i])
         forest.size[t] = forest.visits[t, 0] = 1
         forest.low[t] = forest.high[t] = values[i]
         forest.redraws[t] = forest.repeats[t] = 0
 
 
-def _find_outcome(forest: Forest, t: int, node: int, edge: int, mark: int) -> int:
+@compiled
+def find_outcome(forest: Forest, t: int, node: int, edge: int, mark: int) -> int:
     """The outcome of an edge with this mark, or NO_NODE."""
     child: int = forest.child[t, node, edge]
     while child != NO_NODE and forest.mark[t, child] != mark:
@@ -47,10 +47,8 @@ def _find_outcome(forest: Forest, t: int, node: int, edge: int, mark: int) -> in
     return child
 
 
-find_outcome: Any = compiled(_find_outcome)
-
-
-def _expand(  # noqa: PLR0913 - what is known of every new node
+@partial(compiled, nogil=True)
+def expand(  # noqa: PLR0913 - what is known of every new node
     forest: Forest, wave: Wave, states: Array, rewards: Array, terminated: Array, truncated: Array, turns: Array,
     priors: Array, values: Array, marks: Array,
 ) -> None:  # fmt: skip
@@ -75,7 +73,7 @@ def _expand(  # noqa: PLR0913 - what is known of every new node
         new = forest.size[t]
         forest.size[t] += 1
         over, value = terminated[i] or truncated[i], 0.0 if terminated[i] else float(values[i])
-        make_node(forest, t, new, states[i], turns[i], over, priors[i], value)
+        _make_node(forest, t, new, states[i], turns[i], over, priors[i], value)
         states[i] = 0
         forest.parent[t, new], forest.in_edge[t, new] = node, edge
         forest.reward[t, new], forest.sibling[t, new] = rewards[i], forest.child[t, node, edge]
@@ -84,11 +82,8 @@ def _expand(  # noqa: PLR0913 - what is known of every new node
         forest.child[t, node, edge] = wave.new[i] = new
 
 
-plant: Any = compiled(_plant, nogil=True)
-expand: Any = compiled(_expand, nogil=True)
-
-
-def _finish(forest: Forest, t: int, node: int, discount: float) -> None:
+@partial(compiled, error_model="numpy")
+def finish(forest: Forest, t: int, node: int, discount: float) -> None:
     """Back up a simulation that ended at this node."""
     result = float(forest.value[t, node])
     forest.visits[t, node] += 1
@@ -104,10 +99,8 @@ def _finish(forest: Forest, t: int, node: int, discount: float) -> None:
         node = above
 
 
-finish: Any = compiled(_finish, error_model="numpy")
-
-
-def _start(forest: Forest, t: int, node: int, edge: int, count: int) -> None:
+@partial(compiled, error_model="numpy")
+def start(forest: Forest, t: int, node: int, edge: int, count: int) -> None:
     """Count a simulation in flight to this edge; -1 uncounts it."""
     forest.inflight[t, node, edge] += count
     forest.pending[t, node] += count
@@ -117,10 +110,8 @@ def _start(forest: Forest, t: int, node: int, edge: int, count: int) -> None:
         forest.pending[t, node] += count
 
 
-start: Any = compiled(_start, error_model="numpy")
-
-
-def _backup(forest: Forest, wave: Wave, discount: float, wanted: Array) -> None:
+@partial(compiled, nogil=True, error_model="numpy")
+def backup(forest: Forest, wave: Wave, discount: float, wanted: Array) -> None:
     """Back up simulations one by one; each that reached a node is one fewer that its tree wants."""
     for i in range(len(wave.tree)):
         t = wave.tree[i]
@@ -128,9 +119,6 @@ def _backup(forest: Forest, wave: Wave, discount: float, wanted: Array) -> None:
         if wave.new[i] != NO_NODE:
             finish(forest, t, wave.new[i], discount)
             wanted[t] -= 1
-
-
-backup: Any = compiled(_backup, nogil=True, error_model="numpy")
 
 
 def reroot(forest: Forest, t: int, node: int, most: int) -> tuple[Array, Array]:
