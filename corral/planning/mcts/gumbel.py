@@ -122,10 +122,7 @@ def gumbel_root_edge(forest: Forest, t: int, rule: Gumbel, scores: Array) -> int
 
 @partial(compiled, error_model="numpy")
 def gumbel_edge(forest: Forest, t: int, node: int, rule: Gumbel, scores: Array) -> int:
-    """The action whose visits are furthest behind the improved policy; at the root, as `gumbel_root_edge`."""
-    if node == 0:
-        chosen: int = gumbel_root_edge(forest, t, rule, scores)
-        return chosen
+    """The action whose visits are furthest behind the improved policy."""
     score_edges(forest, t, node, rule, scores)
     width, top, started = len(scores), -math.inf, 0
     for a in range(width):

@@ -18,6 +18,7 @@ from corral.planning.mcts.tree import backup, expand, plant, reroot
 from corral.snapshot.states import Expansion, States, Views
 
 _NO_MARKS = np.zeros(0, np.int64)
+_NO_GUMBEL = Gumbel(np.zeros((0, 0)), np.zeros((0, 0), np.int32), np.zeros((0, 0), np.int32))
 _ALL: Any = slice(None)
 
 
@@ -127,7 +128,7 @@ class TreeSearch:
     def _run_wave(self, wanted: Array, rule: Puct | Gumbel, reward_scale: float) -> bool:
         """Run one wave of simulations; returns False if none could start."""
         forest, stochastic = self.forest, self.states.stochastic
-        rules = (None, rule) if isinstance(rule, Gumbel) else (rule, None)
+        rules = (None, rule) if isinstance(rule, Gumbel) else (rule, _NO_GUMBEL)
         wave = self._wave.first(select(forest, wanted, self.leaves, *rules, stochastic, self.discount, self._wave))
         if not len(wave.tree):
             return not wanted.any()

@@ -15,7 +15,7 @@ import numpy as np
 from corral.core.jit import compiled
 from corral.core.types import Array
 from corral.planning.mcts.forest import NO_NODE, TERMINAL, Forest, Wave
-from corral.planning.mcts.gumbel import Gumbel, gumbel_edge
+from corral.planning.mcts.gumbel import Gumbel, gumbel_edge, gumbel_root_edge
 from corral.planning.mcts.tree import finish, start
 
 _TINY = 1e-9
@@ -103,11 +103,11 @@ def follow(forest: Forest, t: int, node: int, edge: int, stochastic: bool) -> in
 
 @partial(compiled, nogil=True, error_model="numpy")
 def select(
-    forest: Forest, wanted: Array, leaves: int, puct: Puct | None, gumbel: Gumbel | None, stochastic: bool,
+    forest: Forest, wanted: Array, leaves: int, puct: Puct | None, gumbel: Gumbel, stochastic: bool,
     discount: float, wave: Wave,
 ) -> int:  # fmt: skip
-    """Start up to `leaves` simulations per tree, at most as many as it wants; returns their number. One of the two
-    rules is given; numba removes the branch of the one that is None.
+    """Start up to `leaves` simulations per tree, at most as many as it wants; returns their number. `gumbel` is the rule
+    if `puct` is None, a branch that numba removes; to test `gumbel` as well would count its references at each node.
 
     A tree starts no more once it reaches an edge that a simulation in flight will expand, or while its root waits for
     results. A simulation that reaches the end of an episode, or a node without legal actions, needs no step and
@@ -121,8 +121,10 @@ def select(
             while not forest.flags[t, node] & TERMINAL:
                 if puct is not None:
                     edge = puct_edge(forest, t, node, puct)
-                if gumbel is not None:
+                elif node:
                     edge = gumbel_edge(forest, t, node, gumbel, scores)
+                else:
+                    edge = gumbel_root_edge(forest, t, gumbel, scores)
                 below = NO_NODE if edge < 0 else follow(forest, t, node, edge, stochastic)
                 if below == NO_NODE:
                     break
