@@ -112,6 +112,13 @@ def layers(env: Env) -> Iterator[Any]:
     yield layer
 
 
+def sample_actions(env: Env, count: int, seed: int) -> list[Any]:
+    """Random actions, drawn from a copy of the environment's action space."""
+    space = copy.deepcopy(env.action_space)
+    space.seed(seed)
+    return [space.sample() for _ in range(count)]
+
+
 def legal(action: Any, info: Mapping[str, Any]) -> Any:
     """The action, or a legal one if the environment's mask excludes it."""
     mask = info.get("action_mask") if isinstance(info, dict) else None

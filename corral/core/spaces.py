@@ -137,6 +137,14 @@ class Layout:
     def unflatten(self, leaves: list[Any]) -> Any:
         return leaves[0] if self.single else _unflatten(self.space, iter(leaves))
 
+    def arrays(self, tree: Any) -> list[Array]:
+        """Leaves of one value, as new arrays of their dtypes."""
+        return [np.array(value, leaf.dtype) for leaf, value in zip(self.leaves, self.flatten(tree), strict=True)]
+
+    def stack(self, values: Sequence[Any]) -> Any:
+        """Several values as one batch."""
+        return self.unflatten([np.stack(leaf) for leaf in zip(*map(self.flatten, values), strict=True)])
+
     def empty(self, *lead: int) -> list[Array]:
         """Uninitialised arrays, one per leaf, with the given leading sizes."""
         return [np.empty((*lead, *leaf.shape), leaf.dtype) for leaf in self.leaves]

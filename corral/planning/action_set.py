@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from corral.ops.distributions import Actions, JointChoices
 NO_EDGE = -1.0  # prior of an edge that does not exist
 
 
-def _legal_softmax(logits: Array, legal: Array, out: Array) -> None:
+@partial(compiled, nogil=True)
+def legal_softmax(logits: Array, legal: Array, out: Array) -> None:
     """Softmax over the legal entries of each row, 0 if all their logits are -inf; NO_EDGE for the others."""
     for i in range(legal.shape[0]):
         top = -math.inf
@@ -34,9 +35,6 @@ def _legal_softmax(logits: Array, legal: Array, out: Array) -> None:
                 out[i, a] = NO_EDGE
             elif whole > 0:
                 out[i, a] /= whole
-
-
-legal_softmax: Any = compiled(_legal_softmax, nogil=True)
 
 
 _MAX_EDGES = 256  # combinations of several choices; one choice may have more

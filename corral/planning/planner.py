@@ -17,7 +17,7 @@ from corral.planning.mcts import root
 from corral.planning.mcts.evaluation import Evaluate, RolloutEvaluation
 from corral.planning.mcts.gumbel import Gumbel
 from corral.planning.mcts.search import TreeSearch
-from corral.planning.mcts.selection import ChanceNodes, Puct
+from corral.planning.mcts.selection import Puct
 from corral.snapshot.states import States
 
 _VALUE_RESOLUTION = 0.05  # in single-player environments
@@ -58,7 +58,7 @@ class Planner:
         self.states, self.actions, self.config, self.sims, self._rng = states, actions, config, sims, rng
         self.search = TreeSearch(
             states, evaluate, num_envs, actions.width, sims, config.leaves_in_flight, discount,
-            keep=sims if config.reuse_tree else 0, chance=ChanceNodes(k=1.0), to_env=actions.to_env, rng=rng,
+            keep=sims if config.reuse_tree else 0, to_env=actions.to_env, rng=rng,
         )  # fmt: skip
         self._taken = np.full(num_envs, -1)  # edges
         # Enumerated actions are not widened: their order is not random.
@@ -91,8 +91,7 @@ class Planner:
         if config.root_selection == "gumbel":
             gumbel = self._draw(env_ids, sims, noise)
             search.grow(env_ids, gumbel, sims, reward_scale)
-            policy, best = root.improved_policy(forest, env_ids, gumbel), root.gumbel_winner(forest, env_ids, gumbel)
-            values = root.improved_values(forest, env_ids, policy)
+            policy, values, best = root.gumbel_result(forest, env_ids, gumbel)
         else:
             if noise > 0:
                 root.mix_noise(forest, env_ids, config.dirichlet_alpha, noise * config.dirichlet_fraction, rng)

@@ -142,8 +142,7 @@ class Snapshots:
         if np.ndim(parents) == 0:
             actions = tree_map(lambda leaf: np.asarray(leaf)[None], actions)
         elif not layout.single and isinstance(actions, (list, tuple)) and len(actions) == len(ids):
-            flat = zip(*(layout.flatten(action) for action in actions), strict=True)
-            actions = layout.unflatten([np.stack(leaf) for leaf in flat])
+            actions = layout.stack(actions)
         actions = layout.unflatten(layout.batch(tree_map(np.asarray, actions), len(ids)))
         if self._states.players > 1:
             self._require_legal(ids, actions)

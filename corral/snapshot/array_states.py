@@ -134,7 +134,8 @@ class StateIndex:
         self._num_free += len(free)
 
 
-def _free_ids(home: Array, ids: Array, free: Array, num_free: int, homes: Array) -> int:
+@compiled
+def free_ids(home: Array, ids: Array, free: Array, num_free: int, homes: Array) -> int:
     """Append ids that are in use to the free ones, once each; returns how many are free then."""
     before = num_free
     for key in ids:
@@ -144,17 +145,14 @@ def _free_ids(home: Array, ids: Array, free: Array, num_free: int, homes: Array)
     return num_free
 
 
-def _find_homes(home: Array, ids: Array, more_than: int, homes: Array) -> int:
+@compiled
+def find_homes(home: Array, ids: Array, more_than: int, homes: Array) -> int:
     """Write the homes of ids; returns the index of the first id without one, or -1."""
     for i in range(len(ids)):
         if not 0 < ids[i] < len(home) or home[ids[i]] <= more_than:
             return i
         homes[i] = home[ids[i]]
     return -1
-
-
-free_ids: Any = compiled(_free_ids)
-find_homes: Any = compiled(_find_homes)
 
 
 def _longer(array: Array, rows: int) -> Array:
@@ -195,12 +193,9 @@ class ArrayStates(States):
     def save(self, env_ids: Array) -> Array:
         live = [self._envs[i] for i in env_ids.tolist()]
         base: list[Any] = [one.env.unwrapped for one in live]
-        if self.players == 1:
-            ids = self.put(np.stack([env.row for env in base]))
-            self._over[ids] = [one.over for one in live]
-        else:
-            ids = self.put(np.stack([env.row for env in base]), np.array([env.to_play for env in base]))
-            self._over[ids] = [env.over for env in base]
+        game = self.players > 1
+        ids = self.put(np.stack([env.row for env in base]), np.array([env.to_play if game else 0 for env in base]))
+        self._over[ids] = [one.over for one in (base if game else live)]
         if self._limit is not None:
             self._elapsed[ids] = [max(limit._elapsed_steps or 0 for limit in time_limits(one.env)) for one in live]
             self._over[ids] |= self._elapsed[ids] >= self._limit

@@ -192,8 +192,7 @@ class EnvStates(States):
         if self.players > 1:
             base: Any = env.unwrapped
             obs, mask = base.view()
-            leaves = zip(self.spec.observation.leaves, self.spec.observation.flatten(obs), strict=True)
-            state.obs = [np.array(value, leaf.dtype) for leaf, value in leaves]
+            state.obs = self.spec.observation.arrays(obs)
             state.turn, state.legal = base.to_play, mask.astype(np.bool_)
             state.over = not mask.any()
         return self.put(key, state)

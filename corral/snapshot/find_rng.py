@@ -10,7 +10,8 @@ import copy
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,7 @@ from gymnasium import spaces
 from corral.core.gym_env import Env
 from corral.snapshot.rng import RngState, is_generator, reseed
 
-_FIELD, _SLOT, _ITEM, _CELL, _OWNER = range(5)
-Step = tuple[int, Any]
+Step = tuple[Callable[[Any, Any], Any], Any]  # how to get a part of a value, and by which name or index
 Path = tuple[Step, ...]
 _CLOSED = (type, types.ModuleType, str, bytes, bytearray, int, float, complex, type(None), np.generic, np.dtype)
 _WEAK = (weakref.ref, weakref.ProxyType, weakref.CallableProxyType)
@@ -62,11 +62,11 @@ def unshare(env: Env) -> None:
     """Give an environment its own spaces and RNGs: its factory may share them between environments."""
     memo: dict[int, Any] = {}
     for path, _ in list(_walk(env, also=spaces.Space)):
-        *way, (how, key) = path
+        *way, (get, key) = path
         holder = _follow(env, tuple(way))
-        if how == _FIELD:
+        if get is _field:
             vars(holder)[key] = copy.deepcopy(vars(holder)[key], memo)
-        elif how == _ITEM and isinstance(holder, (list, dict)):
+        elif get is getitem and isinstance(holder, (list, dict)):
             holder[key] = copy.deepcopy(holder[key], memo)
 
 
@@ -91,46 +91,45 @@ def _walk(root: Any, also: type | tuple[type, ...] = ()) -> Iterator[tuple[Path,
             ahead.append(((*path, step), part))
 
 
+def _field(value: Any, name: str) -> Any:
+    return vars(value)[name]
+
+
+def _cell(value: Any, k: int) -> Any:
+    return value.__closure__[k].cell_contents
+
+
 def _parts(value: Any) -> Iterator[tuple[Step, Any]]:
     if isinstance(value, types.FunctionType):
         for k, cell in enumerate(value.__closure__ or ()):
             try:
-                yield (_CELL, k), cell.cell_contents
+                yield (_cell, k), cell.cell_contents
             except ValueError:  # nothing has been assigned yet
                 continue
         return
     if isinstance(value, (types.MethodType, types.BuiltinMethodType)):
-        yield (_OWNER, None), value.__self__
+        yield (getattr, "__self__"), value.__self__
         return
     if isinstance(value, dict):
-        yield from (((_ITEM, key), item) for key, item in list(value.items()))
+        yield from (((getitem, key), item) for key, item in list(value.items()))
     elif isinstance(value, (list, tuple, deque)):
-        yield from (((_ITEM, k), item) for k, item in enumerate(list(value)))
+        yield from (((getitem, k), item) for k, item in enumerate(list(value)))
     elif isinstance(value, np.ndarray):
         if value.dtype.hasobject and value.dtype.fields is None:
-            yield from (((_ITEM, index), value[index]) for index in np.ndindex(value.shape))
+            yield from (((getitem, index), value[index]) for index in np.ndindex(value.shape))
         return
-    yield from (((_FIELD, name), item) for name, item in list(getattr(value, "__dict__", {}).items()))
+    yield from (((_field, name), item) for name, item in list(getattr(value, "__dict__", {}).items()))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name != "__dict__" and hasattr(value, name):
-                yield (_SLOT, name), getattr(value, name)
+                yield (getattr, name), getattr(value, name)
 
 
 def _follow(value: Any, path: Path) -> Any:
     try:
-        for how, key in path:
-            if how == _FIELD:
-                value = vars(value)[key]
-            elif how == _SLOT:
-                value = getattr(value, key)
-            elif how == _ITEM:
-                value = value[key]
-            elif how == _CELL:
-                value = value.__closure__[key].cell_contents
-            else:
-                value = value.__self__
+        for get, key in path:
+            value = get(value, key)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return None
     return value

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
-import numpy as np
 
 from corral.core.spaces import Layout
 from corral.core.types import Array
@@ -56,10 +55,7 @@ SINCE_SEED_STEPS, GAME_STEPS = 10_000, 50_000
 
 def same_observation(layout: Layout, obs: Any, saved: list[Array]) -> bool:
     """Whether an observation equals the saved one bit for bit."""
-    return all(
-        np.asarray(value, leaf.dtype).tobytes() == kept.tobytes()
-        for leaf, value, kept in zip(layout.leaves, layout.flatten(obs), saved, strict=True)
-    )
+    return all(leaf.tobytes() == kept.tobytes() for leaf, kept in zip(layout.arrays(obs), saved, strict=True))
 
 
 @dataclass
@@ -102,8 +98,7 @@ class WatchedEnv(LiveEnv):
         return None if self._leaves is None else [leaf.copy() for leaf in self._leaves]
 
     def set_obs(self, obs: Any) -> None:
-        leaves, values = self._layout.leaves, self._layout.flatten(obs)
-        self._leaves = [np.array(value, leaf.dtype) for leaf, value in zip(leaves, values, strict=True)]
+        self._leaves = self._layout.arrays(obs)
 
     def mark(self) -> None:
         """Start the sequence of actions that `took` returns."""

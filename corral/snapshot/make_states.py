@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium
-
 from corral.core.errors import UserError
-from corral.core.gym_env import Env, layers
+from corral.core.gym_env import layers
 from corral.core.types import EnvSpec
 from corral.snapshot.array_states import ArrayStates, has_rows
 from corral.snapshot.env_states import EnvStates
@@ -22,16 +20,13 @@ def make_states(spec: EnvSpec, envs: Sequence[LiveEnv], makers: Sequence[MakeEnv
     """`ArrayStates` for an `ArrayModel`, else states kept by a StateKeeper; `makers` build one like each of `envs`."""
     env = envs[0].env
     base: Any = env.unwrapped
-    if getattr(base, "players", 1) > 1:
-        _require_bare(env, spec.name)
+    *wrappers, _ = layers(env)
+    odd = [layer for layer in wrappers if not isinstance(layer, RULE_PRESERVING)]
+    if odd and getattr(base, "players", 1) > 1:
+        raise UserError(
+            f"A search of {spec.name} uses the game's rules, which {type(odd[0]).__name__} changes: remove that "
+            "wrapper."
+        )
     if has_rows(env):
         return ArrayStates(base.rows, spec, envs, memory_mb)
     return EnvStates(spec, envs, makers, memory_mb)
-
-
-def _require_bare(env: Env, name: str) -> None:
-    for layer in layers(env):
-        if isinstance(layer, gymnasium.Wrapper) and not isinstance(layer, RULE_PRESERVING):
-            raise UserError(
-                f"A search of {name} uses the game's rules, which {type(layer).__name__} changes: remove that wrapper."
-            )

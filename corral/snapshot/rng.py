@@ -89,8 +89,12 @@ def inner_spaces(name: str, space: spaces.Space[Any]) -> Iterator[tuple[str, spa
 
 def read_space_rngs(spec: EnvSpec) -> State:
     """The states of the RNGs that a spec's spaces draw samples from, as the environment seeded them."""
-    found = ((path, space._np_random) for path, space in _spec_spaces(spec))  # the property would make one
-    return {path: read_generator(rng) for path, rng in found if _is_standard(rng)}
+    found: State = {}
+    for path, space in _spec_spaces(spec):
+        rng: Any = space._np_random  # the property would make one
+        if type(rng) is np.random.Generator and type(rng.bit_generator) in _BIT_GENERATORS:
+            found[path] = read_generator(rng)
+    return found
 
 
 def write_space_rngs(spec: EnvSpec, saved: State) -> None:
@@ -113,10 +117,6 @@ def seed_spaces(spec: EnvSpec, run_seed: int, role: str) -> None:
 
 def _spec_spaces(spec: EnvSpec) -> list[tuple[str, spaces.Space[Any]]]:
     return [*inner_spaces("observation", spec.observation_space), *inner_spaces("action", spec.action_space)]
-
-
-def _is_standard(rng: Any) -> bool:
-    return type(rng) is np.random.Generator and type(rng.bit_generator) in _BIT_GENERATORS
 
 
 def read_generator(generator: Any) -> State:

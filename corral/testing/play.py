@@ -43,9 +43,7 @@ def random_actions(vec: VecEnv, seed: int = 0) -> Callable[[StepBatch], Tree]:
     vec.spec.action_space.seed(seed)
 
     def act(batch: StepBatch) -> Tree:
-        layout = vec.spec.action
-        rows = [layout.flatten(vec.spec.action_space.sample()) for _ in range(len(batch))]
-        return layout.unflatten([np.stack(leaf) for leaf in zip(*rows, strict=True)])
+        return vec.spec.action.stack([vec.spec.action_space.sample() for _ in range(len(batch))])
 
     return act
 

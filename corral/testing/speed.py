@@ -17,12 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from corral.core.errors import EnvFailed, UserError
 from corral.core.gym_env import build_env, seeded_reset, unpack_step
 from corral.core.machine import cores
-from corral.core.types import Array, EnvSpec, Tree
+from corral.core.types import Array, EnvSpec
 from corral.envs.backends.simulators.options import is_url
 from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.make import make_vec
@@ -197,13 +195,9 @@ def _draw(spec: EnvSpec, count: int) -> list[Any]:
 
 def _lockstep(vec: VecEnv, ids: Array) -> Run:
     """All environments step, then get their next actions, which are drawn beforehand."""
-    layout = vec.spec.action
-    rows = [layout.flatten(action) for action in _draw(vec.spec, _DRAWN)]
-    batches: list[Tree] = []
-    for first in range(_DRAWN):
-        chosen = [rows[(first + k) % _DRAWN] for k in range(len(ids))]
-        batches.append(layout.unflatten([np.stack(leaf) for leaf in zip(*chosen, strict=True)]))
-    actions = itertools.cycle(batches)
+    drawn = _draw(vec.spec, _DRAWN)
+    chosen = ([drawn[(first + k) % _DRAWN] for k in range(len(ids))] for first in range(_DRAWN))
+    actions = itertools.cycle(list(map(vec.spec.action.stack, chosen)))
 
     def step() -> tuple[int, int]:
         vec.send(ids, next(actions))

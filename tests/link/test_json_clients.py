@@ -179,17 +179,17 @@ time.sleep(60)
 
 def test_client_gone_before_hello_takes_no_slot(context, gate):
     fleet = gate()
-    binding = fleet.binding
+    sockets = fleet.binding._sockets
     ghosts = [Hand(context, fleet, name) for name in "abc"]
     for ghost in ghosts:
         ghost.reset(0, 7)
     until = time.monotonic() + 5
-    while len(binding._alive) < 3 and time.monotonic() < until:
-        binding._watch()
+    while len(sockets._by_fd) < 3 and time.monotonic() < until:
+        sockets._watch(sockets._router, [])
     for ghost in ghosts:
         ghost.leave()
-    while binding._alive and time.monotonic() < until:
-        binding._watch()
+    while sockets._by_fd and time.monotonic() < until:
+        sockets._watch(sockets._router, [])
     hand = Hand(context, fleet, "a")  # likely with the descriptor of one of them
     hand.reset(0, 8)
     with vec_of(fleet, 1) as vec:

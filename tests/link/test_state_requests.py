@@ -8,6 +8,7 @@ import psutil
 import pytest
 from helpers.declared_walk import Declared
 from helpers.sims import Sim, free_url
+from helpers.state_rollout import rollout
 
 import corral
 from corral.core.errors import EnvFailed
@@ -107,7 +108,7 @@ def test_a_rollout_is_its_steps_and_stops_at_the_end(states):
     states.reset(slots, np.array([3]))
     ids, _ = states.save(slots)
     actions = np.zeros(40, np.int64)
-    rewards, lengths, last = states.rollout(ids, actions, 40)
+    rewards, lengths, last = rollout(states, ids, actions, 40)
     assert 5 <= lengths[0] < 40
     assert (rewards[0, lengths[0] :] == 0).all()
     assert last.terminated[0]

@@ -8,7 +8,7 @@ from helpers.reference import search as literal
 
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.mcts.gumbel import Gumbel, visits_in_order
-from corral.planning.mcts.root import improved_policy, improved_values
+from corral.planning.mcts.root import gumbel_result
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
 
@@ -92,7 +92,7 @@ def test_gumbel_counts_equal_published_formulas():
     orders = np.stack([visits_in_order(min(4, len(legal(board))), simulations) for board in boards])
     rule = Gumbel(noise, orders, np.zeros((len(boards), WIDTH), np.int32))
     forest, trees = search(boards, simulations, 1, rule), np.arange(len(boards))
-    values = improved_values(forest, trees, improved_policy(forest, trees, rule))
+    values = gumbel_result(forest, trees, rule).values
     for t, board in enumerate(boards):
         tree = literal.Tree(board, 0, literal_step, literal_evaluate)
         for _ in range(simulations):

@@ -15,7 +15,7 @@ from corral.planning.config import SearchConfig
 from corral.planning.mcts.evaluation import LeafValues, RandomPlayouts, RolloutEvaluation, uniform_evaluation
 from corral.planning.mcts.forest import make_forest
 from corral.planning.mcts.gumbel import visits_in_order
-from corral.planning.mcts.root import draw_gumbel, gumbel_winner, improved_policy, mix_noise, root_values, visit_policy
+from corral.planning.mcts.root import draw_gumbel, gumbel_result, mix_noise, root_values, visit_policy
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct, puct_edge
 from corral.planning.mcts.tree import plant
@@ -95,7 +95,7 @@ def test_no_node_of_a_tree_is_left_by_an_illegal_action(rule, leaves):
         full += np.count_nonzero(~legal)
         assert not forest.n[t, :size][~legal].any()
         assert not visit_policy(forest, np.array([t]))[0][~legal[0]].any()
-        assert not improved_policy(forest, np.array([t]), gumbel)[0][~legal[0]].any()
+        assert not gumbel_result(forest, np.array([t]), gumbel).policy[0][~legal[0]].any()
     assert full > 100
 
 
@@ -208,7 +208,7 @@ def test_sequential_halving_ignores_leaves_in_flight(leaves, actions):
     for due in order:  # the best of those that are due
         expected[max(np.flatnonzero(expected == due), key=lambda a: rewards[a])] += 1
     np.testing.assert_array_equal(n, expected)
-    assert gumbel_winner(search.forest, np.array([0]), rule)[0] == rewards.argmax()
+    assert gumbel_result(search.forest, np.array([0]), rule).winner[0] == rewards.argmax()
 
 
 @pytest.mark.parametrize("leaves", [1, 8])

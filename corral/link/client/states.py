@@ -21,7 +21,6 @@ from corral.link.client.fleet import Fleet
 from corral.link.client.session import Simulator, SimulatorSession
 from corral.link.message import BadMessage, Message
 
-_MAX_STEPS = 1 << 16
 _POLL_S = 0.25
 RowIndex = slice | Array
 
@@ -78,13 +77,13 @@ class StateReplies:
         players = simulator.hello.players
         if reply.batch != chunk.count or len(payload) != 1 + bool(self.leaves):
             raise BadMessage(f"{reply.batch} rows in {len(payload)} frames in answer to {chunk.count} rows")
-        reward, *_, flags, status = (table := simulator.rows.read(payload[0], chunk.count))[
-            : len(table) - (players > 1)
-        ]
+        reward, *other = simulator.rows.read(payload[0], chunk.count)
+        to_play = other.pop() if players > 1 else None
+        *_, flags, status = other
         leaves = simulator.observation.read(payload[1], chunk.count) if self.leaves else []
         self.reward[rows], self.flags[rows], self.status[rows] = reward, flags, status
-        if players > 1:
-            self.to_play[rows] = np.minimum(np.maximum(table[-1], 0), players - 1)
+        if to_play is not None:
+            self.to_play[rows] = np.minimum(np.maximum(to_play, 0), players - 1)
         for place, leaf in zip(self.leaves, leaves, strict=True):
             place[rows] = leaf
         if reply.meta:
@@ -223,29 +222,11 @@ class StateClient:
     def load(self, slots: Array, ids: Array) -> StateReplies:
         return self._rows(clp.Op.LOAD, [_u4(slots), u8(ids)], len(slots), flags=clp.WANT_OBS)
 
-    def expand(
-        self, parents: Array, actions: Tree, children: Array | None = None, seeds: Array | None = None
-    ) -> tuple[Array, StateReplies]:
-        children = self.new_ids(len(parents)) if children is None else children
+    def expand(self, parents: Array, actions: Tree, seeds: Array | None = None) -> tuple[Array, StateReplies]:
+        children = self.new_ids(len(parents))
         payload = [u8(parents), self._actions(actions, len(parents)), u8(children)]
-        if seeds is not None:
-            payload.append(u8(seeds))
+        payload += [] if seeds is None else [u8(seeds)]
         return children, self._rows(clp.Op.EXPAND, payload, len(parents))
-
-    def rollout(self, parents: Array, actions: Tree, steps: int) -> tuple[Array, Array, StateReplies]:
-        """Step `steps` times from each state, actions [B * steps, ...]; returns rewards, lengths and last rows."""
-        if not 1 <= steps <= _MAX_STEPS:
-            raise UserError(f"A rollout has 1 to {_MAX_STEPS} steps, got {steps}.")
-        batch, replies = len(parents), StateReplies(self.session.simulator, len(parents))
-        rewards, lengths = np.zeros((batch, steps)), np.zeros(batch, np.uint32)
-
-        def take(chunk: RowChunk, reply: Message) -> None:
-            replies.take(chunk, reply, at=2)
-            rewards[:], lengths[:] = read_rollout(reply, batch, steps)
-
-        payload = [u8(parents), self._actions(actions, batch * steps)]
-        self._ask(clp.Op.ROLLOUT, payload, batch, take, meta={"steps": steps})
-        return rewards, lengths, replies
 
     def export(self, ids: Array) -> tuple[list[bytes], StateReplies]:
         blobs: list[bytes] = []
@@ -266,9 +247,8 @@ class StateClient:
         self._ask(clp.Op.EXPORT, [u8(ids)], len(ids), take)
         return blobs, replies
 
-    def import_states(self, blobs: Sequence[bytes], ids: Array | None = None) -> tuple[Array, StateReplies]:
-        ids = self.new_ids(len(blobs)) if ids is None else ids
-        sizes = np.array([len(blob) for blob in blobs])
+    def import_states(self, blobs: Sequence[bytes]) -> tuple[Array, StateReplies]:
+        ids, sizes = self.new_ids(len(blobs)), np.array([len(blob) for blob in blobs])
         return ids, self._rows(clp.Op.IMPORT, [u8(ids), u8(sizes), b"".join(blobs)], len(blobs), obs=False)
 
     def stats(self) -> dict[str, Any]:
@@ -291,18 +271,12 @@ class StateClient:
         return replies
 
     def _ask(
-        self,
-        op: int,
-        payload: list[Buffer],
-        batch: int,
-        take: Callable[[RowChunk, Message], Any],
-        flags: int = 0,
-        meta: dict[str, Any] | None = None,
+        self, op: int, payload: list[Buffer], batch: int, take: Callable[[RowChunk, Message], Any], flags: int = 0
     ) -> None:
         if self.session.lost is not None:
             raise EnvFailed(f"{clp.Op(op).name}: {self.session.lost}.")
         chunk = RowChunk(self.session, slice(None), batch)
-        ask(self._fleet, op, [(chunk, payload)], take, self._timeout_s, flags=flags, meta=meta)
+        ask(self._fleet, op, [(chunk, payload)], take, self._timeout_s, flags=flags)
 
 
 def read_rollout(reply: Message, batch: int, steps: int) -> tuple[Array, Array]:

@@ -51,9 +51,8 @@ class _Row(NamedTuple):
 class JsonPeer(Wire):
     """A client that has sent its first `reset`."""
 
-    def __init__(self, identity: bytes, env_id: str | int | float, peer: str, spaces: tuple[Layout, Layout], most: int):
-        self.identity, self.env_id, self.peer = identity, env_id, f"{peer} (env_id {env_id!r})"
-        self.descriptor: int | None = None  # of its connection, which libzmq's disconnect event names
+    def __init__(self, env_id: str | int | float, peer: str, spaces: tuple[Layout, Layout], most: int):
+        self.env_id, self.peer = env_id, f"{peer} (env_id {env_id!r})"
         self.json_bytes = max_message_bytes(spaces[0], most)  # larger messages of this client are an error
         self.lost: str | None = None  # why nothing more is sent or received
         self.waits = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -13,17 +13,24 @@ from zmq.utils.monitor import parse_monitor_message
 from corral.core.encoding import Buffer
 from corral.core.errors import UserError
 from corral.link.address import Address
+from corral.link.protocol import GREETING_BYTES
 from corral.link.transports import base as binding
 from corral.link.transports.base import Binding, Event, Wire
 
-_HIGH_WATER = 18  # messages: the window and two
 _HEARTBEAT_MS, _DEAD_MS = 2_000, 10_000
-_MAX_FRAME = 1 << 29  # libzmq needs a limit before the observation space is known
-_MAX_AT_ONCE = 256
 _LINGER_MS = 500  # for a goodbye to be delivered
 _LOST = "the connection is lost"
 # Plain numbers: pyzmq's enumerations cost more than the calls they are for.
 _NOW, _MORE, _EVENTS, _READABLE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.EVENTS), int(zmq.POLLIN)
+
+
+class ZmqLimits(NamedTuple):
+    """What a binding takes from its peers."""
+
+    high_water: int = 18  # messages: the window and two
+    frame_bytes: int = 1 << 29  # libzmq needs a limit before the observation space is known
+    message_bytes: int = GREETING_BYTES  # of a new peer
+    at_once: int = 256  # messages per poll
 
 
 class ZmqWire(Wire):
@@ -73,15 +80,14 @@ class ZmqWire(Wire):
 class MonitoredSocket:
     """A socket, and its libzmq monitor, which reports connections that are made and lost."""
 
-    def __init__(
-        self, context: Any, kind: int, address: Address, high_water: int = _HIGH_WATER, most: int = _MAX_FRAME
-    ):
-        self.address = address
+    def __init__(self, context: Any, kind: int, address: Address, limits: ZmqLimits):
+        self.address, high_water = address, limits.high_water
         self.socket: Any = context.socket(kind)
         for option, value in (
-            (zmq.SNDHWM, high_water), (zmq.RCVHWM, high_water), (zmq.MAXMSGSIZE, most), (zmq.LINGER, _LINGER_MS),
+            (zmq.SNDHWM, high_water), (zmq.RCVHWM, high_water), (zmq.LINGER, _LINGER_MS),
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, _DEAD_MS), (zmq.HEARTBEAT_TTL, _DEAD_MS),
             (zmq.RECONNECT_IVL, 100), (zmq.RECONNECT_IVL_MAX, 2_000), (zmq.IPV6, int(":" in address.host)),
+            (zmq.MAXMSGSIZE, limits.frame_bytes),
         ):  # fmt: skip
             self.socket.setsockopt(option, value)
         if kind == zmq.ROUTER:
@@ -116,10 +122,14 @@ class MonitoredSocket:
         self.socket.close()
 
 
+_LIMITS = ZmqLimits()
+
+
 class ZmqBinding(Binding):
     """Listens at one address, or connects to several; libzmq reconnects by itself, each time as a new wire here."""
 
-    def __init__(self, *, listen: Address | None = None, connect: Sequence[Address] = ()):
+    def __init__(self, *, listen: Address | None = None, connect: Sequence[Address] = (), limits: ZmqLimits = _LIMITS):
+        self._limits = limits
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._peers: dict[bytes, ZmqWire] = {}  # of a ROUTER
@@ -166,7 +176,7 @@ class ZmqBinding(Binding):
         self._context.term()
 
     def _open(self, kind: int, address: Address) -> MonitoredSocket:
-        monitored = MonitoredSocket(self._context, kind, address)
+        monitored = MonitoredSocket(self._context, kind, address, self._limits)
         monitored.watch(self._poller)
         return monitored
 
@@ -196,7 +206,7 @@ class ZmqBinding(Binding):
 
     def _read(self, monitored: MonitoredSocket, events: list[Event]) -> None:
         sock = monitored.socket
-        for _ in range(_MAX_AT_ONCE):
+        for _ in range(self._limits.at_once):
             try:
                 if not sock.getsockopt(_EVENTS) & _READABLE:
                     return
@@ -221,6 +231,7 @@ class ZmqBinding(Binding):
         if wire is None:
             assert self._router is not None
             wire = self._peers[identity] = ZmqWire(self._router.socket, identity, _peer_name(frames[-1], identity))
+            wire.max_bytes = self._limits.message_bytes
             with contextlib.suppress(zmq.ZMQError, AttributeError):
                 self._know(wire, frames[-1].get(zmq.SRCFD), events)
             events.append(Event(wire))
@@ -235,7 +246,7 @@ class ZmqBinding(Binding):
         assert self._router is not None
         self._watch(self._router, events)
         rival = self._by_fd.get(fd)
-        if fd not in self._by_fd or (rival is not None and not came_later(wire.identity, rival.identity)):
+        if fd not in self._by_fd or (rival is not None and not _came_later(wire.identity, rival.identity)):
             self._ending.append(wire)  # it is gone already
             return
         self._by_fd[fd] = wire
@@ -260,7 +271,7 @@ class ZmqBinding(Binding):
         self._connect(monitored.address)
 
 
-def came_later(one: bytes | None, other: bytes | None) -> bool:
+def _came_later(one: bytes | None, other: bytes | None) -> bool:
     """Whether a connection is newer, by the counter in libzmq's identities; other identities by when they are heard."""
     if not (one and other and len(one) == len(other) == 5 and one[0] == other[0] == 0):
         return True

@@ -47,21 +47,15 @@ class RandomPlayouts:
         self._game, self._states, self._rng = states.model, states, np.random.default_rng(seed)
 
     def __call__(self, obs: Tree, legal: Array, ids: Array) -> LeafValues:
-        return LeafValues(uniform(legal), self._play_out(self._states.rows[ids], ids > 0).astype(np.float32))
-
-    def _play_out(self, boards: Array, playing: Array) -> Array:
-        """Game results for the player to move in each position; 0 where `playing` is false."""
-        game = self._game
-        results, sign = np.zeros(len(boards)), 1.0
-        rows = np.flatnonzero(playing)
-        boards = boards[rows]
+        results, sign = np.zeros(len(ids)), 1.0
+        rows = np.flatnonzero(ids > 0)
+        boards = self._states.rows[ids[rows]]
         while len(rows):
-            _, legal = game.look(boards)
-            chosen = np.argmax(legal * self._rng.random(legal.shape), axis=1)
-            reward, over = game.move(boards, chosen)
+            _, can = self._game.look(boards)
+            reward, over = self._game.move(boards, np.argmax(can * self._rng.random(can.shape), axis=1))
             results[rows] += sign * reward
             rows, boards, sign = rows[~over], boards[~over], -sign
-        return results
+        return LeafValues(uniform(legal), results.astype(np.float32))
 
 
 class RolloutEvaluation:

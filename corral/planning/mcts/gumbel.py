@@ -14,7 +14,8 @@ noise.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,7 +54,8 @@ def visits_in_order(considered: int, simulations: int) -> Array:
     return np.array(order[:simulations], np.int32)
 
 
-def _complete_q(forest: Forest, t: int, node: int, out: Array) -> None:
+@partial(compiled, error_model="numpy")
+def complete_q(forest: Forest, t: int, node: int, out: Array) -> None:
     """completed(a) of every edge; edges that do not exist are left out."""
     width = forest.prior.shape[2]
     visited, weighted, known = 0, 0.0, 0.0
@@ -73,10 +75,8 @@ def _complete_q(forest: Forest, t: int, node: int, out: Array) -> None:
             out[a] = forest.total[t, node, a] / k if k else mixed
 
 
-complete_q: Any = compiled(_complete_q, error_model="numpy")
-
-
-def _score_edges(forest: Forest, t: int, node: int, rule: Gumbel, out: Array) -> None:
+@partial(compiled, error_model="numpy")
+def score_edges(forest: Forest, t: int, node: int, rule: Gumbel, out: Array) -> None:
     """log prior + sigma of every edge; -inf for edges that do not exist."""
     complete_q(forest, t, node, out)
     low, high, most = math.inf, -math.inf, 0
@@ -91,10 +91,8 @@ def _score_edges(forest: Forest, t: int, node: int, rule: Gumbel, out: Array) ->
         out[a] = -math.inf if p < 0 else math.log(max(p, _LEAST_PRIOR)) + scale * (out[a] - low) / span
 
 
-score_edges: Any = compiled(_score_edges, error_model="numpy")
-
-
-def _gumbel_root_edge(forest: Forest, t: int, rule: Gumbel, scores: Array) -> int:
+@partial(compiled, error_model="numpy")
+def gumbel_root_edge(forest: Forest, t: int, rule: Gumbel, scores: Array) -> int:
     """The next action of sequential halving; -1 while the result of a candidate is in flight."""
     score_edges(forest, t, 0, rule, scores)
     width, started = len(scores), 0
@@ -122,7 +120,8 @@ def _gumbel_root_edge(forest: Forest, t: int, rule: Gumbel, scores: Array) -> in
     return -1 if unknown and candidates > places else best
 
 
-def _gumbel_edge(forest: Forest, t: int, node: int, rule: Gumbel, scores: Array) -> int:
+@partial(compiled, error_model="numpy")
+def gumbel_edge(forest: Forest, t: int, node: int, rule: Gumbel, scores: Array) -> int:
     """The action whose visits are furthest behind the improved policy."""
     score_edges(forest, t, node, rule, scores)
     width, top, started = len(scores), -math.inf, 0
@@ -141,7 +140,3 @@ def _gumbel_edge(forest: Forest, t: int, node: int, rule: Gumbel, scores: Array)
             if score > best_score:
                 best, best_score = a, score
     return best
-
-
-gumbel_root_edge: Any = compiled(_gumbel_root_edge, error_model="numpy")
-gumbel_edge: Any = compiled(_gumbel_edge, error_model="numpy")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,51 +46,33 @@ def visit_policy(forest: Forest, trees: Array) -> Array:
     return np.asarray(shares / shares.sum(1, keepdims=True))
 
 
-def _score_roots(forest: Forest, trees: Array, rule: Gumbel, out: Array) -> None:
+@compiled
+def _score_roots(forest: Forest, trees: Array, rule: Gumbel, q: Array, scores: Array) -> None:
     for i in range(len(trees)):
-        score_edges(forest, trees[i], 0, rule, out[i])
+        complete_q(forest, trees[i], 0, q[i])
+        score_edges(forest, trees[i], 0, rule, scores[i])
 
 
-def _complete_roots(forest: Forest, trees: Array, out: Array) -> None:
-    for i in range(len(trees)):
-        complete_q(forest, trees[i], 0, out[i])
+class GumbelResult(NamedTuple):
+    """The result of a Gumbel search, one row per tree."""
+
+    policy: Array  # [trees, edges], softmax(log prior + sigma(completed q))
+    values: Array  # the mean of the completed q under this policy, for the player to move
+    winner: Array  # of sequential halving: the best noise + score among the most visited actions
 
 
-score_roots: Any = compiled(_score_roots)
-complete_roots: Any = compiled(_complete_roots)
-
-
-def improved_policy(forest: Forest, trees: Array, rule: Gumbel) -> Array:
-    """softmax(log prior + sigma(completed q)), [trees, edges]."""
-    scores = _scores(forest, trees, rule)
+def gumbel_result(forest: Forest, trees: Array, rule: Gumbel) -> GumbelResult:
+    """Read the result at the roots."""
+    q, scores = np.zeros((2, len(trees), forest.prior.shape[2]))
+    _score_roots(forest, trees, rule, q, scores)
     weights = np.exp(scores - scores.max(1, keepdims=True))
-    shares: Array = weights / weights.sum(1, keepdims=True)
-    return shares
-
-
-def improved_values(forest: Forest, trees: Array, policy: Array) -> Array:
-    """Mean of the completed q under `policy`, the improved one, for the player to move."""
-    q = np.zeros((len(trees), forest.prior.shape[2]))
-    complete_roots(forest, trees, q)
-    values: Array = (policy * q).sum(1)
-    return values
-
-
-def gumbel_winner(forest: Forest, trees: Array, rule: Gumbel) -> Array:
-    """The winner of sequential halving: the best noise + score among the most visited actions."""
+    policy = weights / weights.sum(1, keepdims=True)
     n = forest.n[trees, 0] - rule.before[trees]
-    scores = rule.noise[trees] + _scores(forest, trees, rule)
-    best: Array = np.where(n == n.max(1, keepdims=True), scores, -np.inf).argmax(1)
-    return best
+    noisy = np.where(n == n.max(1, keepdims=True), rule.noise[trees] + scores, -np.inf)
+    return GumbelResult(policy, (policy * q).sum(1), noisy.argmax(1))
 
 
 def root_values(forest: Forest, trees: Array) -> Array:
     """Mean of the evaluation and all returns, for the player to move: the value of a PUCT search."""
     values: Array = (forest.value[trees, 0] + forest.total[trees, 0].sum(1)) / (1 + forest.n[trees, 0].sum(1))
     return values
-
-
-def _scores(forest: Forest, trees: Array, rule: Gumbel) -> Array:
-    out = np.zeros((len(trees), forest.prior.shape[2]))
-    score_roots(forest, trees, rule, out)
-    return out

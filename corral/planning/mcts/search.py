@@ -13,11 +13,12 @@ from corral.core.types import Array, Tree, tree_map
 from corral.planning.mcts.evaluation import Evaluate, LeafValues
 from corral.planning.mcts.forest import NO_NODE, Forest, Wave, make_forest, make_wave
 from corral.planning.mcts.gumbel import Gumbel
-from corral.planning.mcts.selection import ChanceNodes, Puct, select_gumbel, select_puct
+from corral.planning.mcts.selection import Puct, select
 from corral.planning.mcts.tree import backup, expand, plant, reroot
 from corral.snapshot.states import Expansion, States, Views
 
-_NO_CHANCE, _NO_MARKS = ChanceNodes(), np.zeros(0, np.int64)
+_NO_MARKS = np.zeros(0, np.int64)
+_NO_GUMBEL = Gumbel(np.zeros((0, 0)), np.zeros((0, 0), np.int32), np.zeros((0, 0), np.int32))
 _ALL: Any = slice(None)
 
 
@@ -36,7 +37,6 @@ class TreeSearch:
         width: edges per node.
         sims: maximum simulations per search.
         keep: maximum nodes that a tree keeps from one search to the next.
-        chance: how many outcomes are drawn for the visits of an edge if steps are stochastic.
         to_env: converts edges, or their sampled actions, to environment actions.
         rng: seeds the steps, so that the search cannot foresee the environment's random numbers; None: it can.
     """
@@ -52,7 +52,6 @@ class TreeSearch:
         discount: float = 1.0,
         *,
         keep: int = 0,
-        chance: ChanceNodes = ChanceNodes(k=1.0),  # noqa: B008 - a tuple
         to_env: Callable[[Array], Tree] = same,
         rng: np.random.Generator | None = None,
     ):
@@ -62,10 +61,9 @@ class TreeSearch:
         self.forest: Forest = make_forest(trees, sims + 1 + keep, width)
         self.actions: Array | None = None  # [tree, node, edge, ...] sampled actions of the edges
         self.waves = self.steps = 0  # waves have one call of `evaluate` each; steps are those of states
-        self._keep, self._chance, self._to_env, self._rng = keep, chance, to_env, rng
+        self._keep, self._to_env, self._rng = keep, to_env, rng
         self._wave = make_wave(trees * leaves)
         self._every = np.ones((trees * leaves, width), np.bool_)
-        self._moved, self._gone = np.zeros(sims + 1 + keep, np.int32), np.zeros(sims + 1 + keep, np.int64)
 
     def run(self, roots: Array, rule: Puct | Gumbel) -> Forest:
         trees = np.arange(len(roots))
@@ -94,13 +92,11 @@ class TreeSearch:
         forest, views = self.forest, self.states.look(roots)
         nodes = np.array([self._find(t, a, views, i) for i, (t, a) in enumerate(zip(trees, taken, strict=True))])
         for t, node, root in zip(trees[nodes >= 0], nodes[nodes >= 0], roots[nodes >= 0], strict=True):
-            size = forest.size[t]
-            lost = reroot(forest, t, node, self._keep + 1, self._moved, self._gone)
-            self.states.drop(self._gone[:lost].copy())
+            kept, gone = reroot(forest, t, node, self._keep + 1)
+            self.states.drop(gone)
             forest.state[t, 0] = root
             if self.actions is not None:
-                old = np.flatnonzero(self._moved[:size] != NO_NODE)
-                self.actions[t, self._moved[old]] = self.actions[t, old]
+                self.actions[t, : len(kept)] = self.actions[t, kept]
         return nodes >= 0
 
     def grow(self, trees: Array, rule: Puct | Gumbel, sims: int | None = None, reward_scale: float = 1.0) -> Forest:
@@ -131,9 +127,9 @@ class TreeSearch:
 
     def _run_wave(self, wanted: Array, rule: Puct | Gumbel, reward_scale: float) -> bool:
         """Run one wave of simulations; returns False if none could start."""
-        forest, chance = self.forest, self._chance if self.states.stochastic else _NO_CHANCE
-        select = select_gumbel if isinstance(rule, Gumbel) else select_puct
-        wave = self._wave.first(select(forest, wanted, self.leaves, rule, chance, self.discount, self._wave))
+        forest, stochastic = self.forest, self.states.stochastic
+        rules = (None, rule) if isinstance(rule, Gumbel) else (rule, _NO_GUMBEL)
+        wave = self._wave.first(select(forest, wanted, self.leaves, *rules, stochastic, self.discount, self._wave))
         if not len(wave.tree):
             return not wanted.any()
         self._expand(wave, reward_scale)

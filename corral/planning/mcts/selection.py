@@ -7,7 +7,8 @@ Several simulations of a tree may be in flight: each counts as a visit whose ret
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,7 +36,8 @@ class Puct(NamedTuple):
     widen_alpha: float = 0.5
 
 
-def _puct_edge(forest: Forest, t: int, node: int, rule: Puct) -> int:
+@partial(compiled, error_model="numpy")
+def puct_edge(forest: Forest, t: int, node: int, rule: Puct) -> int:
     """The edge with the best score, the first among equals."""
     n = forest.visits[t, node] + forest.pending[t, node]
     explore = (rule.c_init + math.log((n + _C_BASE + 1.0) / _C_BASE)) * math.sqrt(n)
@@ -66,32 +68,22 @@ def _puct_edge(forest: Forest, t: int, node: int, rule: Puct) -> int:
     return best
 
 
-puct_edge: Any = compiled(_puct_edge, error_model="numpy")
-
-
 _FEW = 4  # outcomes are few if at least one draw in 4 repeats a known one
 
 
-class ChanceNodes(NamedTuple):
-    """Double progressive widening (Couetoux et al. 2011): n visits of an edge draw k n^alpha outcomes.
-
-    Draws are counted, not distinct outcomes: stopping after enough distinct ones would overweight rare ones. If
-    distinct outcomes are few, judged by the draws below all other edges of the tree, every visit draws one. With k = 0
-    steps are deterministic, and an edge has one outcome.
-    """
-
-    k: float = 0.0
-    alpha: float = 0.5
-
-
-def _follow(forest: Forest, t: int, node: int, edge: int, chance: ChanceNodes) -> int:
+@partial(compiled, error_model="numpy")
+def follow(forest: Forest, t: int, node: int, edge: int, stochastic: bool) -> int:
     """The node that an edge leads to; NO_NODE if it must be stepped, for the first or another outcome.
+
+    Double progressive widening (Couetoux et al. 2011): n visits of an edge draw sqrt(n) outcomes; one, if steps are not
+    stochastic. Draws are counted, not distinct outcomes: stopping after enough distinct ones would overweight rare
+    ones. If distinct outcomes are few, judged by the draws below all other edges of the tree, every visit draws one.
 
     Visits are divided among outcomes in proportion to their draws, rounded by Webster's method; an outcome with fewer
     visits than draws comes first.
     """
     child: int = forest.child[t, node, edge]
-    if child == NO_NODE or chance.k == 0:
+    if child == NO_NODE or not stochastic:
         return child
     seen, drawn, best, least = 0, 0, child, math.inf
     while child != NO_NODE:
@@ -106,55 +98,34 @@ def _follow(forest: Forest, t: int, node: int, edge: int, chance: ChanceNodes) -
     redraws, repeats = forest.redraws[t] - (drawn - 1), forest.repeats[t] - (drawn - seen)
     few_outcomes = redraws > 0 and _FEW * repeats >= redraws
     n = forest.n[t, node, edge] + forest.inflight[t, node, edge]
-    return NO_NODE if few_outcomes or drawn < chance.k * n**chance.alpha else best
+    return NO_NODE if few_outcomes or drawn < n**0.5 else best
 
 
-follow: Any = compiled(_follow, error_model="numpy")
+@partial(compiled, nogil=True, error_model="numpy")
+def select(
+    forest: Forest, wanted: Array, leaves: int, puct: Puct | None, gumbel: Gumbel, stochastic: bool,
+    discount: float, wave: Wave,
+) -> int:  # fmt: skip
+    """Start up to `leaves` simulations per tree, at most as many as it wants; returns their number. `gumbel` is the rule
+    if `puct` is None, a branch that numba removes; to test `gumbel` as well would count its references at each node.
 
-
-def _select_puct(
-    forest: Forest, wanted: Array, leaves: int, rule: Puct, chance: ChanceNodes, discount: float, wave: Wave
-) -> int:
-    """Start up to `leaves` simulations per tree, at most as many as it wants; returns their number.
-
-    A tree starts no more once it reaches an edge that a simulation in flight will expand. A simulation that reaches the
-    end of an episode, or a node without legal actions, needs no step and finishes at once.
+    A tree starts no more once it reaches an edge that a simulation in flight will expand, or while its root waits for
+    results. A simulation that reaches the end of an episode, or a node without legal actions, needs no step and
+    finishes at once.
     """
-    found = 0
-    for t in range(len(wanted)):
-        in_flight = 0
-        while in_flight < min(leaves, wanted[t]):
-            node, edge = 0, -1
-            while not forest.flags[t, node] & TERMINAL:
-                edge = puct_edge(forest, t, node, rule)
-                below = NO_NODE if edge < 0 else follow(forest, t, node, edge, chance)
-                if below == NO_NODE:
-                    break
-                node, edge = below, -1
-            if edge < 0:
-                finish(forest, t, node, discount)
-                wanted[t] -= 1
-                continue
-            if forest.child[t, node, edge] == NO_NODE and forest.inflight[t, node, edge]:
-                break
-            start(forest, t, node, edge, 1)
-            wave.tree[found], wave.node[found], wave.edge[found] = t, node, edge
-            found, in_flight = found + 1, in_flight + 1
-    return found
-
-
-def _select_gumbel(
-    forest: Forest, wanted: Array, leaves: int, rule: Gumbel, chance: ChanceNodes, discount: float, wave: Wave
-) -> int:
-    """The same with the Gumbel rules; a tree also starts no more while its root waits for results."""
     found, scores = 0, np.zeros(forest.prior.shape[2])
     for t in range(len(wanted)):
         in_flight = 0
         while in_flight < min(leaves, wanted[t]):
             node, edge = 0, -1
             while not forest.flags[t, node] & TERMINAL:
-                edge = gumbel_edge(forest, t, node, rule, scores) if node else gumbel_root_edge(forest, t, rule, scores)
-                below = NO_NODE if edge < 0 else follow(forest, t, node, edge, chance)
+                if puct is not None:
+                    edge = puct_edge(forest, t, node, puct)
+                elif node:
+                    edge = gumbel_edge(forest, t, node, gumbel, scores)
+                else:
+                    edge = gumbel_root_edge(forest, t, gumbel, scores)
+                below = NO_NODE if edge < 0 else follow(forest, t, node, edge, stochastic)
                 if below == NO_NODE:
                     break
                 node, edge = below, -1
@@ -168,7 +139,3 @@ def _select_gumbel(
             wave.tree[found], wave.node[found], wave.edge[found] = t, node, edge
             found, in_flight = found + 1, in_flight + 1
     return found
-
-
-select_puct: Any = compiled(_select_puct, nogil=True, error_model="numpy")
-select_gumbel: Any = compiled(_select_gumbel, nogil=True, error_model="numpy")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+
+import numpy as np
 
 from corral.core.jit import compiled
 from corral.core.types import Array
@@ -10,6 +12,7 @@ from corral.planning.action_set import NO_EDGE
 from corral.planning.mcts.forest import NO_NODE, TERMINAL, Forest, Wave
 
 
+@compiled
 def _make_node(
     forest: Forest, t: int, node: int, state: int, turn: int, over: bool, priors: Array, value: float
 ) -> None:
@@ -24,20 +27,19 @@ def _make_node(
         forest.total[t, node, a] = 0.0
 
 
-make_node: Any = compiled(_make_node)
-
-
-def _plant(forest: Forest, trees: Array, states: Array, turns: Array, priors: Array, values: Array) -> None:
+@partial(compiled, nogil=True)
+def plant(forest: Forest, trees: Array, states: Array, turns: Array, priors: Array, values: Array) -> None:
     """Write evaluated roots over the old trees."""
     for i in range(len(trees)):
         t = trees[i]
-        make_node(forest, t, 0, states[i], turns[i], False, priors[i], values[i])
+        _make_node(forest, t, 0, states[i], turns[i], False, priors[i], values[i])
         forest.size[t] = forest.visits[t, 0] = 1
         forest.low[t] = forest.high[t] = values[i]
         forest.redraws[t] = forest.repeats[t] = 0
 
 
-def _find_outcome(forest: Forest, t: int, node: int, edge: int, mark: int) -> int:
+@compiled
+def find_outcome(forest: Forest, t: int, node: int, edge: int, mark: int) -> int:
     """The outcome of an edge with this mark, or NO_NODE."""
     child: int = forest.child[t, node, edge]
     while child != NO_NODE and forest.mark[t, child] != mark:
@@ -45,10 +47,8 @@ def _find_outcome(forest: Forest, t: int, node: int, edge: int, mark: int) -> in
     return child
 
 
-find_outcome: Any = compiled(_find_outcome)
-
-
-def _expand(  # noqa: PLR0913 - what is known of every new node
+@partial(compiled, nogil=True)
+def expand(  # noqa: PLR0913 - what is known of every new node
     forest: Forest, wave: Wave, states: Array, rewards: Array, terminated: Array, truncated: Array, turns: Array,
     priors: Array, values: Array, marks: Array,
 ) -> None:  # fmt: skip
@@ -73,7 +73,7 @@ def _expand(  # noqa: PLR0913 - what is known of every new node
         new = forest.size[t]
         forest.size[t] += 1
         over, value = terminated[i] or truncated[i], 0.0 if terminated[i] else float(values[i])
-        make_node(forest, t, new, states[i], turns[i], over, priors[i], value)
+        _make_node(forest, t, new, states[i], turns[i], over, priors[i], value)
         states[i] = 0
         forest.parent[t, new], forest.in_edge[t, new] = node, edge
         forest.reward[t, new], forest.sibling[t, new] = rewards[i], forest.child[t, node, edge]
@@ -82,11 +82,8 @@ def _expand(  # noqa: PLR0913 - what is known of every new node
         forest.child[t, node, edge] = wave.new[i] = new
 
 
-plant: Any = compiled(_plant, nogil=True)
-expand: Any = compiled(_expand, nogil=True)
-
-
-def _finish(forest: Forest, t: int, node: int, discount: float) -> None:
+@partial(compiled, error_model="numpy")
+def finish(forest: Forest, t: int, node: int, discount: float) -> None:
     """Back up a simulation that ended at this node."""
     result = float(forest.value[t, node])
     forest.visits[t, node] += 1
@@ -102,10 +99,8 @@ def _finish(forest: Forest, t: int, node: int, discount: float) -> None:
         node = above
 
 
-finish: Any = compiled(_finish, error_model="numpy")
-
-
-def _start(forest: Forest, t: int, node: int, edge: int, count: int) -> None:
+@partial(compiled, error_model="numpy")
+def start(forest: Forest, t: int, node: int, edge: int, count: int) -> None:
     """Count a simulation in flight to this edge; -1 uncounts it."""
     forest.inflight[t, node, edge] += count
     forest.pending[t, node] += count
@@ -115,10 +110,8 @@ def _start(forest: Forest, t: int, node: int, edge: int, count: int) -> None:
         forest.pending[t, node] += count
 
 
-start: Any = compiled(_start, error_model="numpy")
-
-
-def _backup(forest: Forest, wave: Wave, discount: float, wanted: Array) -> None:
+@partial(compiled, nogil=True, error_model="numpy")
+def backup(forest: Forest, wave: Wave, discount: float, wanted: Array) -> None:
     """Back up simulations one by one; each that reached a node is one fewer that its tree wants."""
     for i in range(len(wave.tree)):
         t = wave.tree[i]
@@ -128,48 +121,30 @@ def _backup(forest: Forest, wave: Wave, discount: float, wanted: Array) -> None:
             wanted[t] -= 1
 
 
-backup: Any = compiled(_backup, nogil=True, error_model="numpy")
-
-
-def _reroot(forest: Forest, t: int, node: int, most: int, moved: Array, gone: Array) -> int:
+def reroot(forest: Forest, t: int, node: int, most: int) -> tuple[Array, Array]:
     """Make `node` the root and keep at most `most` nodes below it, the oldest first.
 
-    `moved` is scratch space, one entry per node. States of removed nodes are put into `gone`, whose length is returned;
-    the new root's state is among them, because the environment has its own by now.
+    Returns the old numbers of the nodes that stay, and the states to drop: those of removed nodes and of the new root,
+    because the environment has its own by now.
     """
-    size, kept, lost = forest.size[t], 0, 0
-    for i in range(size):
-        below = i == node or (i > node and moved[forest.parent[t, i]] != NO_NODE)
-        if below and kept < most:
-            moved[i] = kept
-            kept += 1
-        else:
-            moved[i] = NO_NODE
-        if i == node or moved[i] == NO_NODE:
-            gone[lost] = forest.state[t, i]
-            lost += 1
-    for i in range(node, size):  # upwards: a place is read before it is overwritten
-        new = moved[i]
-        if new == NO_NODE:
-            continue
-        for a in range(forest.child.shape[2]):
-            child = forest.child[t, i, a]
-            while child != NO_NODE and moved[child] == NO_NODE:
-                child = forest.sibling[t, child]
-            forest.child[t, new, a] = NO_NODE if child == NO_NODE else moved[child]
-            forest.prior[t, new, a], forest.total[t, new, a] = forest.prior[t, i, a], forest.total[t, i, a]
-            forest.n[t, new, a], forest.inflight[t, new, a] = forest.n[t, i, a], 0
-        sibling = forest.sibling[t, i]
-        forest.sibling[t, new] = NO_NODE if sibling == NO_NODE else moved[sibling]
-        forest.parent[t, new], forest.in_edge[t, new] = moved[forest.parent[t, i]] if new else 0, forest.in_edge[t, i]
-        forest.visits[t, new], forest.pending[t, new] = forest.visits[t, i], 0
-        forest.value[t, new], forest.reward[t, new] = forest.value[t, i], forest.reward[t, i]
-        forest.to_play[t, new], forest.flags[t, new] = forest.to_play[t, i], forest.flags[t, i]
-        forest.state[t, new], forest.draws[t, new] = forest.state[t, i], forest.draws[t, i]
-        forest.mark[t, new] = forest.mark[t, i]
-    forest.sibling[t, 0] = NO_NODE
-    forest.size[t] = kept
-    return lost
-
-
-reroot: Any = compiled(_reroot, nogil=True)
+    size = int(forest.size[t])
+    parent, sibling = forest.parent[t, :size].copy(), np.append(forest.sibling[t, :size], NO_NODE)
+    below = np.arange(size) == node
+    for i in range(node + 1, size):
+        below[i] = below[parent[i]]
+    kept = np.flatnonzero(below)[:most]
+    moved = np.full(size + 1, NO_NODE, np.int32)  # the last one is read for NO_NODE
+    moved[kept] = np.arange(len(kept))
+    gone = forest.state[t, :size][moved[:size] <= 0]
+    child = forest.child[t, kept]
+    while (lost := (child != NO_NODE) & (moved[child] == NO_NODE)).any():
+        child = np.where(lost, sibling[child], child)
+    for array in forest:
+        if array.ndim > 1:
+            array[t, : len(kept)] = array[t, kept]
+    new = slice(len(kept))
+    forest.child[t, new], forest.sibling[t, new] = moved[child], moved[sibling[kept]]
+    forest.parent[t, new] = moved[parent[kept]]
+    forest.inflight[t, new] = forest.pending[t, new] = 0
+    forest.parent[t, 0], forest.sibling[t, 0], forest.size[t] = 0, NO_NODE, len(kept)
+    return kept, gone

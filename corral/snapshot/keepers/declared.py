@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from corral.core.encoding import decode, encode
@@ -28,18 +27,14 @@ def declares(env: Env, names: tuple[str, str] = WHOLE) -> bool:
 
 def read_declared(env: Env, names: tuple[str, str] = WHOLE) -> State:
     """The state that an environment declares, and Gymnasium's time limits around it."""
-    owner = _owner(env, names)
-    if owner is None:
-        raise CannotSave(f"it has no {names[0]}() and {names[1]}()")
+    owner = _require_owner(env, names)
     elapsed = [limit._elapsed_steps for limit in time_limits(env)]
     return {"state": getattr(owner, names[0])(), "elapsed": elapsed if owner is not env else []}
 
 
 def write_declared(env: Env, state: State, seed: int | None, names: tuple[str, str] = WHOLE) -> None:
     """Load what `read_declared` read, after a reset with this seed, if given."""
-    owner = _owner(env, names)
-    if owner is None:
-        raise CannotSave(f"it has no {names[0]}() and {names[1]}()")
+    owner = _require_owner(env, names)
     if seed is not None:
         env.reset(seed=seed)
     getattr(owner, names[1])(state["state"])
@@ -59,6 +54,13 @@ def _owner(env: Env, names: tuple[str, str]) -> Any:
         if not isinstance(layer, _TRANSPARENT):
             return None
     return None
+
+
+def _require_owner(env: Env, names: tuple[str, str]) -> Any:
+    owner = _owner(env, names)
+    if owner is None:
+        raise CannotSave(f"it has no {names[0]}() and {names[1]}()")
+    return owner
 
 
 class DeclaredKeeper(StateKeeper):
@@ -82,8 +84,8 @@ class DeclaredKeeper(StateKeeper):
 
     def load(self, env: Env, kept: bytes) -> None:
         """A key state is loaded after a reset, so that nothing remains of before."""
-        try:
-            write_declared(env, _own_arrays(decode(kept)), None if self.exact else 0, self._names)
+        try:  # of a copy: an environment may write to its state
+            write_declared(env, decode(bytearray(kept)), None if self.exact else 0, self._names)
         except Exception as error:  # the author's functions may raise anything for foreign data
             raise CannotSave(f"these bytes are not a state of this environment ({error!r})") from error
 
@@ -105,14 +107,3 @@ def declared_keeper(env: Env) -> DeclaredKeeper | None:
         if declares(env, names):
             return DeclaredKeeper(names, is_random=callable(getattr(_owner(env, names), "reseed", None)))
     return None
-
-
-def _own_arrays(value: Any) -> Any:
-    """Copies: received arrays are read-only, and an environment may write to its state."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, dict):
-        return {key: _own_arrays(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_own_arrays(item) for item in value]
-    return value

@@ -13,7 +13,6 @@ import logging
 import operator
 import types
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -108,15 +107,6 @@ def _refused(copier: Copier, value: Any) -> Any:
     raise TypeError("its own copy shares what it holds weakly")
 
 
-BINDINGS: dict[type, CopyFn] = {
-    types.FunctionType: _function, types.CellType: _cell, types.MethodType: _method,
-    types.BuiltinMethodType: _native_method, _Named: _named, type(functools.lru_cache(len)): _cached,
-    weakref.ref: _reference, weakref.ProxyType: _proxy, weakref.CallableProxyType: _proxy, _Weak: _weak,
-    weakref.WeakValueDictionary: _refused, weakref.WeakKeyDictionary: _refused,
-}  # fmt: skip
-"""How values of these types are copied."""
-
-
 ATOMS: set[type] = {
     type(None), bool, int, float, complex, str, range, type, types.ModuleType, types.EllipsisType, property,
     np.float64, np.float32, np.int64, np.int32, np.bool_,
@@ -133,16 +123,14 @@ def has_slots(kind: type) -> bool:
     return any(vars(base).get("__slots__") for base in kind.__mro__)
 
 
+_IS_RENDERING: dict[type, bool] = {}
+
+
 def is_rendering(kind: type) -> bool:
     """Whether a type is a handle for drawing or display, which is not part of a state."""
-    found = _IS_RENDERING.get(kind)
-    if found is None:
-        found = kind.__module__.partition(".")[0] in _RENDERING or kind.__module__ == _RENDERERS
-        _IS_RENDERING[kind] = found
-    return found
-
-
-_IS_RENDERING: dict[type, bool] = {}
+    if kind not in _IS_RENDERING:
+        _IS_RENDERING[kind] = kind.__module__.partition(".")[0] in _RENDERING or kind.__module__ == _RENDERERS
+    return _IS_RENDERING[kind]
 
 
 class Copier:
@@ -226,19 +214,6 @@ def _dict(copier: Copier, value: dict[Any, Any]) -> dict[Any, Any]:
     return made
 
 
-def _set(copier: Copier, value: set[Any]) -> set[Any]:
-    copier.nbytes += _OBJECT_BYTES + _ITEM_BYTES * len(value)
-    return type(value)([copier.copy(item) for item in value])
-
-
-def _deque(copier: Copier, value: deque[Any]) -> deque[Any]:
-    made: deque[Any] = deque(maxlen=value.maxlen)
-    copier.memo[id(value)] = made
-    copier.nbytes += _OBJECT_BYTES + _ITEM_BYTES * len(value)
-    made.extend([copier.copy(item) for item in value])
-    return made
-
-
 def _generator(copier: Copier, value: Any) -> RngState:
     state = RngState(value)
     copier.rngs.append(state)
@@ -289,14 +264,18 @@ def _reduced(copier: Copier, value: Any) -> Any:
                 setattr(made, name, item)
     for item in items or ():
         made.append(copier.copy(item))
+        copier.nbytes += _ITEM_BYTES
     for key, item in pairs or ():
         made[copier.copy(key)] = copier.copy(item)
     return made
 
 
 _HOW: dict[type, CopyFn] = {
-    bytes: _bytes, np.ndarray: _array, list: _list, tuple: _tuple, dict: _dict, set: _set, frozenset: _set,
-    deque: _deque, RngState: _rng_state, functools.partial: _reduced, **BINDINGS,
+    bytes: _bytes, np.ndarray: _array, list: _list, tuple: _tuple, dict: _dict, RngState: _rng_state,
+    types.FunctionType: _function, types.CellType: _cell, types.MethodType: _method,
+    types.BuiltinMethodType: _native_method, _Named: _named, type(functools.lru_cache(len)): _cached,
+    weakref.ref: _reference, weakref.ProxyType: _proxy, weakref.CallableProxyType: _proxy, _Weak: _weak,
+    weakref.WeakValueDictionary: _refused, weakref.WeakKeyDictionary: _refused,
 }  # fmt: skip
 
 

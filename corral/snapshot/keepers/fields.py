@@ -201,7 +201,11 @@ class FieldsKeeper(StateKeeper):
             elif is_rendering(kind):
                 first.pop(name, None)  # each environment has its own
             else:
-                copies[name] = _copy(copier, layer, name, value)
+                try:
+                    copies[name] = copier.copy(value)
+                except Exception as error:
+                    what = f"{type(layer).__name__}.{name}, a {kind.__name__},"
+                    raise CannotSave(f"{what} cannot be copied ({error!r})") from error
         if fields.keys() != self._names[depth]:
             self._names[depth] = frozenset(fields)
         return _Layer(changed, copies, self._names[depth])
@@ -227,11 +231,3 @@ class FieldsKeeper(StateKeeper):
 def type_name(layer: Any) -> str:
     """Its type by name, since a function that defines a class makes a new one at every call."""
     return f"{type(layer).__module__}.{type(layer).__qualname__}"
-
-
-def _copy(copier: Copier, layer: Any, name: str, value: Any) -> Any:
-    try:
-        return copier.copy(value)
-    except Exception as error:
-        what = f"{type(layer).__name__}.{name}"
-        raise CannotSave(f"{what}, a {type(value).__name__}, cannot be copied ({error!r})") from error

@@ -29,12 +29,8 @@ class ReplayPoint:
         self.steps: int = 0 if before is None else before.steps + 1
 
 
-class _Where:
-    """Where an environment is: at a point, perhaps reseeded; None if unknown."""
-
-    def __init__(self) -> None:
-        self.point: ReplayPoint | None = None
-        self.seed: int | None = None
+_Where = tuple[ReplayPoint | None, int | None]  # a point, None if unknown; and the seed, if it was reseeded there
+_UNKNOWN: _Where = (None, None)
 
 
 class ReplayKeeper(StateKeeper):
@@ -52,47 +48,46 @@ class ReplayKeeper(StateKeeper):
             if start is None:
                 raise CannotSave("its episode began before recording, or is too long to replay")
             return ReplayPoint(start)
-        where = self._where[env]
-        if where.point is None or where.seed is not None:
+        point, seed = self._where[env]
+        if point is None or seed is not None:
             raise CannotSave("it has not been stepped since it was reseeded")
-        return where.point
+        return point
 
     def load(self, env: Env, kept: ReplayPoint) -> None:
-        where = self._where.setdefault(env, _Where())
-        at = where.point if where.seed is None else None
+        at, seed = self._where.get(env, _UNKNOWN)
         way: list[ReplayPoint] = []
         point: ReplayPoint | None = kept
-        while point is not None and point is not at:
+        while point is not None and (point is not at or seed is not None):
             way.append(point)
             point = point.before
-        where.point = None
+        self._where[env] = _UNKNOWN
         if point is None:
             way.pop().start.repeat(env)
-            where.point = None  # unknown until all steps are made
+            self._where[env] = _UNKNOWN  # until all steps are made
         for step in reversed(way):
             if step.seed is not None:
                 self._rng_finder.reseed(env, step.seed)
             env.step(step.action)
-        where.point, where.seed = kept, None
+        self._where[env] = kept, None
 
     def release(self, env: Env) -> None:
         self._where.pop(env, None)
 
     def reseed(self, env: Env, seed: int) -> None:
         self._rng_finder.reseed(env, seed)
-        self._where[env].seed = seed
+        self._where[env] = self._where[env][0], seed
 
     def rng_state(self, env: Env) -> list[RngState]:
         return self._rng_finder.read(env)
 
     def step(self, env: Env, action: Any) -> Any:
-        where = self._where[env]
-        before, where.point = where.point, None
+        before, seed = self._where[env]
         assert before is not None
+        self._where[env] = _UNKNOWN
         if before.steps >= _MAX_STEPS:
             raise CannotSave(f"its episode has more than {_MAX_STEPS:,} steps")
         result = env.step(action)
-        where.point, where.seed = ReplayPoint(before.start, before, action, where.seed), None
+        self._where[env] = ReplayPoint(before.start, before, action, seed), None
         return result
 
     def nbytes(self, kept: ReplayPoint) -> int:

@@ -11,7 +11,6 @@ reseeding changes nothing. A hidden map does the same, and is foreseen as well.
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +20,7 @@ import gymnasium
 import numpy as np
 
 from corral.core.errors import UserError
-from corral.core.gym_env import legal
+from corral.core.gym_env import legal, sample_actions
 from corral.core.spaces import Layout
 from corral.snapshot.find_rng import RngFinder, unshare
 from corral.snapshot.keeper import CannotSave, Env, StateKeeper
@@ -47,7 +46,7 @@ class Trial:
 
     def __init__(self, env: Env, keeper: StateKeeper | None, seed: int | None = None, reset_seed: int = 0):
         self._env, self._keeper, self._seed, self._reset_seed = env, keeper, seed, reset_seed
-        self._layout, self._actions = Layout(env.observation_space), _sample(env, 0)
+        self._layout, self._actions = Layout(env.observation_space), sample_actions(env, _STEPS, 0)
         self._finder, self._drew = RngFinder(), False
         self._wrappers, self._kept = FieldsKeeper(base=False), None if keeper is None else keeper.save(env)
         if keeper is None and isinstance(env, gymnasium.Wrapper):
@@ -171,7 +170,7 @@ class _Other:
 
     def __init__(self, env: Env, keeper: StateKeeper | None, kept: Any):
         self._env, self._keeper, self._kept = env, keeper, kept
-        self._actions, self._acts, self._over, self._closed = _sample(env, 1), 0, True, False
+        self._actions, self._acts, self._over, self._closed = sample_actions(env, _STEPS, 1), 0, True, False
         self._info: dict[str, Any] = {}
         env.reset(seed=1)  # all were built with seed 0
         unshare(env)
@@ -197,12 +196,6 @@ class _Other:
         if not self._closed:
             self._closed = True
             self._env.close()
-
-
-def _sample(env: Env, seed: int) -> list[Any]:
-    space = copy.deepcopy(env.action_space)
-    space.seed(seed)
-    return [space.sample() for _ in range(_STEPS)]
 
 
 def _mask(env: Env) -> dict[str, Any]:

@@ -49,8 +49,7 @@ class LinkSubject:
         self._space.seed(self.seed)
 
     def actions(self, count: int) -> Tree:
-        drawn = [self._space.sample() for _ in range(count)]
-        return tree_map(lambda *leaves: np.stack(leaves), *drawn) if count else drawn
+        return self.simulator.spec.action.stack([self._space.sample() for _ in range(count)]) if count else []
 
     def slots(self, count: int) -> Array:
         """Up to `count` free slots."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import numpy as np
 from gymnasium.wrappers import TimeLimit
 
 from corral.core.errors import EnvFailed, UserError
-from corral.core.gym_env import legal
+from corral.core.gym_env import legal, sample_actions
 from corral.core.spaces import Layout
 from corral.core.types import tree_map
 from corral.planning.snapshots import Snapshots
@@ -49,7 +48,7 @@ class UninterruptedRun:
         self.actions: list[Any] = []
         self.seen: list[Observed] = []
         _, info = env.reset(seed=0)
-        for action in draw_actions(env, steps):
+        for action in sample_actions(env, steps, 5):
             if self.seen and self.seen[-1].ended:
                 _, info = env.reset()
             self.actions.append(legal(action, info))
@@ -63,6 +62,22 @@ class UninterruptedRun:
             env.reset()
         return make_step(env, self.actions[at])
 
+    def expand_along(self, snapshots: Snapshots, state: int, at: int) -> str | None:
+        """Step from a state that was saved before step `at`; returns how that differs from the run, or None."""
+        made: list[int] = []
+        for k in range(at, min(at + _ALONG, len(self.actions))):
+            steps = snapshots.expand(state, self.actions[k])
+            if steps.faulty is not None:
+                return f"a step from a saved state fails: {k - at + 1} after step {at}"
+            obs = obs_bytes(snapshots.states.spec.observation, tree_map(lambda leaf: leaf[0], steps.obs))
+            if Observed(obs, *(row[0] for row in (steps.reward, steps.terminated, steps.truncated))) != self.seen[k]:
+                return f"a step from a saved state differs from the environment's: {k - at + 1} after step {at}"
+            made.append(state := int(steps.children[0]))
+            if self.seen[k].ended:
+                break
+        snapshots.drop(made)
+        return None
+
 
 def make_step(env: Any, action: Any) -> Observed:
     """Make a step and record its results."""
@@ -73,15 +88,7 @@ def make_step(env: Any, action: Any) -> Observed:
 
 def obs_bytes(layout: Layout, obs: Any) -> bytes:
     """An observation as bytes."""
-    leaves = zip(layout.leaves, layout.flatten(obs), strict=True)
-    return b"".join(np.asarray(value, leaf.dtype).tobytes() for leaf, value in leaves)
-
-
-def draw_actions(env: Env, count: int) -> list[Any]:
-    """Random actions, drawn from a copy of the environment's action space."""
-    space = copy.deepcopy(env.action_space)
-    space.seed(5)
-    return [space.sample() for _ in range(count)]
+    return b"".join(leaf.tobytes() for leaf in layout.arrays(obs))
 
 
 _STEPS, _SAVES, _ALONG = 200, 10, 5
@@ -127,18 +134,8 @@ def _first_difference(snapshots: Snapshots, run: UninterruptedRun) -> str | None
         if at % max(1, count // _SAVES) == 0 and not run.seen[at].ended:
             saved[at + 1] = snapshots.save()
     for at, state in sorted(saved.items(), reverse=True):
-        parent = state
-        for k in range(at, min(at + _ALONG, count)):
-            steps = snapshots.expand(parent, run.actions[k])
-            obs = tree_map(lambda leaf: leaf[0], steps.obs)
-            if steps.faulty is not None:
-                return f"a step from a saved state fails: {k - at + 1} after step {at}"
-            same = obs_bytes(snapshots.states.spec.observation, obs) == run.seen[k].obs
-            if not same or steps.reward[0] != run.seen[k].reward:
-                return f"a step from a saved state differs from the environment's: {k - at + 1} after step {at}"
-            if run.seen[k].ended:
-                break
-            parent = int(steps.children[0])
+        if found := run.expand_along(snapshots, state, at):
+            return found
         shown = snapshots.load(state)
         if obs_bytes(snapshots.states.spec.observation, shown) != run.seen[at - 1].obs:
             return f"the observation after a load is not that of the save, after step {at}"

@@ -23,10 +23,11 @@ import pytest
 from gymnasium.wrappers import FrameStackObservation, NormalizeObservation, NormalizeReward, TimeLimit
 
 from corral.core.errors import UserError
+from corral.core.gym_env import sample_actions
 from corral.planning.snapshots import Snapshots
 from corral.snapshot.rng import find_generators, read_generators, same_state
 from corral.snapshot.states import Level
-from corral.testing.checks.states import FLAT_BYTES, UninterruptedRun, draw_actions, make_step
+from corral.testing.checks.states import FLAT_BYTES, UninterruptedRun, make_step
 
 Env = gymnasium.Env[Any, Any]
 
@@ -60,7 +61,7 @@ class StatesContract:
                     saved[at] = snapshots.save()
                 if saved and rng.random() < self.load_fraction:
                     old = list(saved)[rng.integers(len(saved))]
-                    self._expand_along(snapshots, saved[old], run, old)
+                    assert run.expand_along(snapshots, saved[old], old) is None
                     if rng.random() < 0.5:
                         obs = snapshots.load(saved[old])
                         assert np.asarray(obs).tobytes() == run.seen[old - 1].obs
@@ -71,23 +72,10 @@ class StatesContract:
                 if at == self.steps:
                     break
 
-    def _expand_along(self, snapshots: Snapshots, state: int, run: UninterruptedRun, at: int) -> None:
-        made = []
-        for k in range(at, min(at + 5, len(run.actions))):
-            steps = snapshots.expand(state, run.actions[k])
-            made.append(state := int(steps.children[0]))
-            expected = run.seen[k]
-            assert steps.obs[0].tobytes() == expected.obs
-            assert steps.reward[0] == expected.reward
-            assert (steps.terminated[0], steps.truncated[0]) == (expected.terminated, expected.truncated)
-            if expected.ended:
-                break
-        snapshots.drop(made)
-
     def test_planning_leaves_the_acting_environment_bit_equal(self) -> None:
         alone, run = self.make(), []
         alone.reset(seed=3)
-        actions = draw_actions(alone, 30)
+        actions = sample_actions(alone, 30, 5)
         for action in actions:
             run.append(make_step(alone, action))
             if run[-1].ended:
@@ -109,7 +97,7 @@ class StatesContract:
     def test_a_rollout_is_a_chain_of_expansions(self) -> None:
         with Snapshots(self.make, rng="replay") as snapshots:
             root, states = snapshots.save(), snapshots.states
-            actions = np.stack(draw_actions(self.make(), 8))
+            actions = np.stack(sample_actions(self.make(), 8, 5))
             out = states.rollout(np.array([root, root]), np.stack([actions, actions]))
             parent = root
             for k in range(out.length[1]):
@@ -132,7 +120,7 @@ class StatesContract:
         with Snapshots(lambda: TimeLimit(self.make(), 10)) as snapshots:
             env = snapshots.env
             assert isinstance(env, gymnasium.Env)
-            actions = draw_actions(env, 10)
+            actions = sample_actions(env, 10, 5)
             for action in actions[:7]:
                 env.step(action)
             state = snapshots.save()
@@ -161,7 +149,7 @@ class StatesContract:
                 if at % 7 == 3 and not run.seen[at].ended:
                     saved[at + 1] = snapshots.save()
             for at, state in reversed(saved.items()):
-                self._expand_along(snapshots, state, run, at)
+                assert run.expand_along(snapshots, state, at) is None
                 snapshots.load(state)
                 for k in range(at, at + 10):
                     assert run.follow(snapshots.env, k) == run.seen[k]

@@ -21,7 +21,7 @@ import pytest
 
 from corral.acting.sampler import Sampler
 from corral.core.errors import RunFailed
-from corral.core.types import DataSpec, EnvSpec, Positions, Sample, Trajectory, Transitions, tree_map
+from corral.core.types import DataSpec, EnvSpec, Positions, Sample, Trajectory, Transitions
 from corral.data.make import make_store
 from corral.data.store import Store, StoreContext
 from corral.testing.envs import CountingEnv, FaultyEnv, TreeEnv
@@ -38,8 +38,7 @@ def fragments(
 
     def policy(obs: Any) -> Any:
         size = len(sampler.vec.spec.observation.flatten(obs)[0])
-        actions = [sampler.vec.spec.action_space.sample() for _ in range(size)]
-        return tree_map(lambda *leaves: np.stack(leaves), *actions)
+        return sampler.vec.spec.action.stack([sampler.vec.spec.action_space.sample() for _ in range(size)])
 
     with Sampler(factory, policy, num_envs, "local", seed=seed) as sampler:
         sampler.vec.spec.action_space.seed(seed)

@@ -34,7 +34,7 @@ class JsonLoop:
             try:
                 said = read_client_message(line)
                 if peer is None:
-                    peer = JsonPeer(b"id", said.env_id, "test", spaces_of(said, None, TWO), MAX)
+                    peer = JsonPeer(said.env_id, "test", spaces_of(said, None, TWO), MAX)
                     peer.hello(said)
                     peer.send(Message(clp.Op.WELCOME, meta=to_meta(WELCOME)).frames())
                 else:

@@ -26,6 +26,7 @@ from corral.link.transports.framing import BadFrames
 from corral.snapshot.keepers.choose import find_keeper
 from corral.snapshot.states import StatesFull
 from helpers.decoders.wires import MAX, VECTORS, WELCOME, Finite, Scripted, Strange, Walk, frames_in, packed
+from helpers.state_rollout import rollout
 
 
 class ExportedState:
@@ -137,8 +138,9 @@ _ONE = np.array([1])
 
 
 _ASKED = [
-    ("save", (_ONE,)), ("load", (_ONE, _ONE)), ("expand", (_ONE, _ONE)), ("rollout", (_ONE, np.array([1, 1]), 2)),
-    ("export", (_ONE,)), ("import_states", ([b"state"],)), ("stats", ()),
+    (StateClient.save, (_ONE,)), (StateClient.load, (_ONE, _ONE)), (StateClient.expand, (_ONE, _ONE)),
+    (rollout, (_ONE, np.array([1, 1]), 2)), (StateClient.export, (_ONE,)), (StateClient.import_states, ([b"state"],)),
+    (StateClient.stats, ()),
 ]  # fmt: skip
 
 
@@ -168,9 +170,9 @@ class Planner:
             self._join()
         (session,) = self._fleet.sessions.values()
         self._binding.events, session.wire.answers = [], partial(self._answer, answer)
-        name, arguments = _ASKED[zlib.crc32(data) % len(_ASKED)]
+        request, arguments = _ASKED[zlib.crc32(data) % len(_ASKED)]
         with contextlib.suppress(EnvFailed):
-            getattr(StateClient(self._fleet, session), name)(*arguments)
+            request(StateClient(self._fleet, session), *arguments)
 
     def _answer(self, frames, request):
         head = frames[0]
