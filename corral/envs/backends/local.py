@@ -45,13 +45,13 @@ class LocalVecEnv(VecEnv):
         self._watchdog = Watchdog(self._mark, supervision.step_timeout_s)
 
     def environment(self, env_id: int) -> gymnasium.Env[Any, Any]:
-        return self._group.environment(env_id)
+        return self._group.envs[env_id]
 
     def live_env(self, env_id: int) -> LiveEnv:
         return RowEnv(self._group, env_id)
 
     def states(self, memory_mb: float = 1024.0) -> States:
-        factories = [self._group.factory(i) for i in range(self.num_envs)]
+        factories = list(self._group.factories.values())
         makers = {id(factory): partial(make_scratch, factory) for factory in factories}
         live = [self.live_env(i) for i in range(self.num_envs)]
         from corral.snapshot.make_states import make_states  # compiles code, so imported only when needed

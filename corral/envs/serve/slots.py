@@ -122,7 +122,7 @@ class Slots:
     def _step_once(self, chosen: IdSet, actions: list[Array]) -> SlotReply:
         steps = StepRows(self.spec, len(chosen))
         for row, slot in enumerate(chosen.numbers):
-            env = self._group.environment(slot)
+            env = self._group.envs[slot]
             steps.step(row, partial(env.step, self._action_of(actions, row)))
             self._group.replace(slot, env, steps.row(row))
             self._playing[slot] = not steps.is_over(row)
@@ -148,7 +148,7 @@ class Slots:
 
         def load(row: int, slot: int, key: int) -> None:
             state = self._get(key)
-            env = self._group.find(slot) or make_scratch(self._factory)
+            env = self._group.envs.get(slot) or make_scratch(self._factory)
             self._kept().load_into(env, state)
             assert state.obs is not None  # a slot always has an observation
             self._group.replace(slot, env, state.obs)

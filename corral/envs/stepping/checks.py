@@ -40,8 +40,7 @@ class RowChecks:
         return all(leaf.in_range(halves[half][chosen.index]) for leaf, halves in self._discrete)
 
     def obs(self, env_id: int) -> bool:
-        half = self._rows.phase[env_id]
-        return self._good([leaf[half, env_id, ...] for leaf in self._rows.obs])
+        return self._good(self._rows.last_obs(env_id))
 
     def finals(self, env_ids: list[int]) -> bool:
         return self._good([leaf[env_ids] for leaf in self._rows.final])

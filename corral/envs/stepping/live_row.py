@@ -22,19 +22,18 @@ class RowEnv(LiveEnv):
 
     @property
     def env(self) -> Env:
-        return self._group.environment(self._env_id)
+        return self._group.envs[self._env_id]
 
     def record(self) -> None:
         self._group.record()
 
     def last_obs(self) -> list[Array]:
-        return [view.copy() for view in self._group.last_obs(self._env_id)]
+        return [view.copy() for view in self._group.rows.last_obs(self._env_id)]
 
     def episode_start(self) -> EpisodeStart | None:
-        return self._group.episode_start(self._env_id)
+        recorder = self._group.recorder
+        return None if recorder is None else recorder.episode_start(self._env_id, self.env)
 
     def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
-        """Write the observation to the row. How to repeat its episode is unknown until the next one."""
         assert obs is not None  # a row always has one
         self._group.replace(self._env_id, self.env, obs)
-        self._group.forget(self._env_id)

@@ -114,6 +114,10 @@ class EnvRows:
             return [leaf[self.phase[chosen.ids], chosen.ids] for leaf in self.obs]
         return [leaf[half][chosen.index] for leaf in self.obs]
 
+    def last_obs(self, env_id: int) -> list[Array]:
+        """Views of one row's current observation."""
+        return [leaf[self.phase[env_id], env_id, ...] for leaf in self.obs]
+
     def state_dict(self, all_envs: IdSet) -> dict[str, Any]:
         leaves = self.current(all_envs, self.half(all_envs))
         return {
