@@ -145,24 +145,6 @@ class VecEnv(ABC):
                 "with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP."
             )
 
-    def _identity(self) -> dict[str, Any]:
-        """What a saved state must share with the environments it is loaded into."""
-        return {
-            "env": self.spec.name,
-            "num_envs": self.num_envs,
-            "observation": self.spec.observation.digest,
-            "action": self.spec.action.digest,
-        }
-
-    def _require_identity(self, state: dict[str, Any]) -> None:
-        ours, theirs = self._identity(), state.get("identity", {})
-        odd = [key for key in ours if ours[key] != theirs.get(key)]
-        if odd:
-            raise UserError(
-                f"This state was saved from {theirs.get('num_envs')} x {theirs.get('env')}, but this VecEnv has "
-                f"{self.num_envs} x {self.spec.name}; they differ in {', '.join(odd)}: create matching environments."
-            )
-
     def __enter__(self) -> VecEnv:
         return self
 

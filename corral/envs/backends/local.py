@@ -11,22 +11,20 @@ import numpy as np
 
 from corral.core.gym_env import EnvFactory
 from corral.core.types import Array, StepBatch, Tree
+from corral.envs.backends.row_vec_env import RowVecEnv
 from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.live_row import RowEnv
 from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import IDLE, FaultLog, Supervision, Watchdog
-from corral.envs.vec_env import VecEnv
 from corral.snapshot.keepers.choose import make_scratch
 from corral.snapshot.live_env import LiveEnv
 from corral.snapshot.states import States
 
 
-class LocalVecEnv(VecEnv):
+class LocalVecEnv(RowVecEnv):
     """VecEnv without processes. Environments step inside `recv`, in the order of their actions."""
-
-    _log: FaultLog
 
     def __init__(self, factories: Sequence[EnvFactory], name: str, supervision: Supervision, role: str = "train"):
         self.num_envs, self._role = len(factories), role
@@ -62,6 +60,7 @@ class LocalVecEnv(VecEnv):
         in_flight = self._in_flight
         lenient = in_flight.started  # a failing first reset is the user's mistake, a later one a fault
         in_flight.start()
+        self._seed = seed
         self._queue.clear()
         self._rows.flip(in_flight.all_envs)
         self._rows.episode[:] = 0
@@ -75,8 +74,7 @@ class LocalVecEnv(VecEnv):
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         chosen, leaves = self._in_flight.send(env_ids, actions)
-        for row, leaf in zip(self._rows.action, leaves, strict=True):
-            row[chosen.index] = leaf
+        self._rows.write_actions(chosen, leaves)
         self._rows.flip(chosen)
         self._queue.append(chosen)
 
@@ -99,30 +97,18 @@ class LocalVecEnv(VecEnv):
         self._group.record()
 
     def state_dict(self) -> dict[str, Any]:
-        self._in_flight.require_idle()
-        return {
-            "identity": self._identity(),
-            "seed": self._group.run_seed,
-            "rows": self._rows.state_dict(self._in_flight.all_envs),
-            "envs": self._group.save(),
-            "faults": self._log.state_dict(),
-        }
+        return super().state_dict() | {"envs": self._group.save()}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        in_flight = self._in_flight
-        in_flight.require_new()
-        self._require_identity(state)
-        in_flight.start()
-        self._rows.load_state_dict(state["rows"], in_flight.all_envs)
-        self._log.load_state_dict(state["faults"])
+        self._load_rows(state)
         self._watchdog.touch()
         try:
-            restarted = self._group.load(state["envs"], state["seed"], self._role, self._watchdog.touch)
+            restarted = self._group.load(state["envs"], self._seed, self._role, self._watchdog.touch)
         except BaseException:
             self.close()
             raise
-        in_flight.complete(sum(1 << env_id for env_id in restarted))
-        in_flight.in_flight = 0
+        self._in_flight.complete(sum(1 << env_id for env_id in restarted))
+        self._in_flight.in_flight = 0
         return restarted
 
     def close(self) -> None:

@@ -107,8 +107,7 @@ class Slots:
             raise BadRequest("a slot without an episode", clp.Status.E_NO_EPISODE)
         if not autoreset:
             return self._step_once(chosen, actions)
-        for row, leaf in zip(self._rows.action, actions, strict=True):
-            row[chosen.index] = leaf
+        self._rows.write_actions(chosen, actions)
         self._problems.clear()
         self._rows.flip(chosen)
         self._group.step(chosen, lambda done: None)

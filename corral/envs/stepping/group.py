@@ -68,7 +68,7 @@ class EnvGroup:
         self._mark = mark  # mark[0] is the environment being stepped, for the watchdog
         self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
         self._steps: dict[int, Callable[[Any], Any]] = {}
-        self.run_seed, self._role = 0, "train"
+        self._run_seed, self._role = 0, "train"
         self._slow = False
         self._lengths: dict[int, int] = {}  # lengths of the last episodes
         self.recorder: Recorder | None = None
@@ -98,7 +98,7 @@ class EnvGroup:
 
     def reset(self, ids: Array, run_seed: int, role: str, *, lenient: bool = False) -> None:
         """Start a seeded episode in each environment. A failing reset raises; with `lenient`, it counts as a fault."""
-        self.run_seed, self._role = run_seed, role
+        self._run_seed, self._role = run_seed, role
         rows = self.rows
         for env_id in ids.tolist():
             try:
@@ -202,7 +202,7 @@ class EnvGroup:
         """Restore environments from `save()`; returns the ids that start a new episode because restoring failed. The
         rows hold the saved observations, seeds and counters. `alive` is called repeatedly.
         """
-        self.run_seed, self._role = run_seed, role
+        self._run_seed, self._role = run_seed, role
         rows, recorder, restarted = self.rows, self.record(), []
         for env_id in self.factories:
             self._mark[0] = env_id
@@ -327,7 +327,7 @@ class EnvGroup:
             try:
                 spec = self._build(env_id)
                 require_same_spaces(rows.spec, env_id, spec, env_id)
-                seed = seeding.env_seed(self.run_seed, self._role, env_id, episode, attempt)
+                seed = seeding.env_seed(self._run_seed, self._role, env_id, episode, attempt)
                 obs = self._seeded_reset(env_id, seed)
                 self._put(rows.last_obs(env_id), obs, env_id)
                 if not self._checks.obs(env_id):

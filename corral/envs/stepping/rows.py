@@ -94,6 +94,10 @@ class EnvRows:
             views = self._cached_views[chosen] = halves, self.table[chosen.index]
         return views
 
+    def write_actions(self, chosen: IdSet, leaves: list[Array]) -> None:
+        for row, leaf in zip(self.action, leaves, strict=True):
+            row[chosen.index] = leaf
+
     def actions(self, chosen: IdSet) -> list[Any]:
         """One action per environment, copied, so that an environment may keep it."""
         layout = self.spec.action

@@ -63,8 +63,7 @@ class EnvPoolVecEnv(VecEnv):
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         chosen, leaves = self._in_flight.send(env_ids, actions)
-        for row, leaf in zip(self._rows.action, leaves, strict=True):
-            row[chosen.index] = leaf
+        self._rows.write_actions(chosen, leaves)
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         in_flight = self._in_flight

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from corral.core.encoding import decode
 from corral.core.gym_env import EnvFactory
+from corral.core.types import Array
 from corral.envs.backends.process.channel import ChannelClosed, frame
 from corral.envs.backends.process.handle import WorkerHandle, stop_workers
 from corral.envs.backends.remote import messages as msg
@@ -65,7 +66,8 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         os.ftruncate(self._memory_fd, size)
         return EnvRows(self.spec, self.num_envs, mmap.mmap(self._memory_fd, size))
 
-    def _dispatch(self, chosen: IdSet) -> None:
+    def _dispatch(self, chosen: IdSet, actions: list[Array]) -> None:
+        self._rows.write_actions(chosen, actions)
         for worker, data, count in self._routes.get(chosen) or self._route(chosen):
             if worker.pending == 0:
                 worker.heartbeat()

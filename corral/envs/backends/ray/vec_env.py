@@ -69,7 +69,8 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
         rows.mark[:] = IDLE  # an actor's mark is in its own memory
         return rows
 
-    def _dispatch(self, chosen: IdSet) -> None:
+    def _dispatch(self, chosen: IdSet, actions: list[Array]) -> None:
+        self._rows.write_actions(chosen, actions)
         owner = self._worker_of[chosen.ids]
         for worker in self._workers:
             mine = chosen.ids[owner == worker.index]

@@ -10,14 +10,11 @@ import numpy as np
 from corral.core import seeding
 from corral.core.encoding import Buffer
 from corral.core.types import Array
+from corral.envs.backends.row_vec_env import AsyncVecEnv
 from corral.envs.backends.simulators.replies import QuickSteps, StepReply, read_answer
 from corral.envs.backends.simulators.slots import Rebalancer, SlotTable
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.in_flight import InFlight
-from corral.envs.stepping.pending_faults import PendingFaults
-from corral.envs.stepping.rows import FIRST, EnvRows
-from corral.envs.supervision import FaultLog, Supervision
-from corral.envs.vec_env import VecEnv
+from corral.envs.stepping.rows import FIRST
 from corral.link import protocol as clp
 from corral.link.client.fleet import Fleet
 from corral.link.client.session import SimulatorSession
@@ -29,17 +26,10 @@ _SLOW_ROW_S = 500e-6  # slower steps are requested one by one, so that `recv(min
 Take = Callable[[SimulatorSession, IdSet, StepReply], None]
 
 
-class RequestingVecEnv(VecEnv):
+class RequestingVecEnv(AsyncVecEnv):
     """A VecEnv that steps and resets environments in the slots of simulators."""
 
     fleet: Fleet
-    _supervision: Supervision
-    _log: FaultLog
-    _role: str
-    _seed: int
-    _rows: EnvRows
-    _in_flight: InFlight
-    _pending: PendingFaults
     _slots: SlotTable
     _rebalancer: Rebalancer
     _quick: QuickSteps
@@ -47,25 +37,21 @@ class RequestingVecEnv(VecEnv):
     _to_play: Array  # [n] int8, the player to move
     _ended: dict[int, Array]  # final rows of environments that are moving to another simulator
 
-    def _step(self, chosen: IdSet, leaves: list[Array]) -> None:
+    def _dispatch(self, chosen: IdSet, actions: list[Array]) -> None:
         rows, sets, deadline_s = self._rows, self._in_flight.sets, self._supervision.step_timeout_s
         batches = self._slots.by_simulator(chosen, sets)
         first = batches[0]
         if len(batches) == 1 and len(chosen.numbers) <= _max_rows(first.session):
-            actions = first.session.simulator.action.write(leaves, len(chosen.numbers))
-            self._ask(first.session, _STEP, chosen, [first.slots, actions], self._stepped, deadline_s, clp.AUTORESET)
+            sent = first.session.simulator.action.write(actions, len(chosen.numbers))
+            self._ask(first.session, _STEP, chosen, [first.slots, sent], self._stepped, deadline_s, clp.AUTORESET)
             return
-        self._write_actions(chosen, leaves)
+        rows.write_actions(chosen, actions)
         for batch in batches:
             session = batch.session
             for chunk in batch.chunks(_max_rows(session), sets):
                 chosen = chunk.chosen
-                actions = session.simulator.action.write([leaf[chosen.index] for leaf in rows.action], len(chosen))
-                self._ask(session, _STEP, chosen, [chunk.slots, actions], self._stepped, deadline_s, clp.AUTORESET)
-
-    def _write_actions(self, chosen: IdSet, leaves: list[Array]) -> None:
-        for row, leaf in zip(self._rows.action, leaves, strict=True):
-            row[chosen.index] = leaf
+                sent = session.simulator.action.write([leaf[chosen.index] for leaf in rows.action], len(chosen))
+                self._ask(session, _STEP, chosen, [chunk.slots, sent], self._stepped, deadline_s, clp.AUTORESET)
 
     def _reset(self, env_ids: Array) -> None:
         """Start episodes, each with its own seed, in the slots of these environments."""
@@ -141,7 +127,7 @@ class RequestingVecEnv(VecEnv):
         for row in np.flatnonzero(answer.status).tolist():
             env_id, status = int(ids[row]), int(answer.status[row])
             detail = f"in {session.name}: {clp.status_name(status)} {answer.text(row)}"
-            self._report(env_id, answer.kind(row), detail, in_step=0)
+            self._log.record(self._rows.fault(env_id, answer.kind(row), detail))
             if not answer.flags[row] & clp.FAULTY:  # between two episodes, which costs no row
                 continue
             if answer.flags[row] & clp.FIRST:  # it has restarted by itself
@@ -165,7 +151,7 @@ class RequestingVecEnv(VecEnv):
         if len(failed):
             for row in np.flatnonzero(answer.flags & clp.FAULTY).tolist():
                 detail = f"in reset, in {session.name}: {answer.text(row)}"
-                self._report(int(ids[row]), answer.kind(row), detail, in_step=0)
+                self._log.record(rows.fault(int(ids[row]), answer.kind(row), detail))
             rows.episode[failed] += 1
             self._pending.schedule_reset(failed)
             self._start_due()
@@ -196,11 +182,6 @@ class RequestingVecEnv(VecEnv):
     @property
     def _sessions(self) -> list[SimulatorSession]:
         return list(self.fleet.sessions.values())
-
-    def _report(self, env_id: int, kind: str, detail: str, in_step: int | None = None) -> None:
-        self._quick.count_steps()
-        stepping = self._in_flight.in_flight >> env_id & 1 if in_step is None else in_step
-        self._log.record(self._rows.fault(env_id, kind, detail, stepping))
 
     def _free_slots(self) -> None:
         """All but those of requests in flight, which are freed with the reply."""

@@ -6,7 +6,6 @@ which ends truncated and faulty (see `pending_faults`); they continue in other s
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from corral.core.errors import UserError
-from corral.core.types import Array, StepBatch, Tree
+from corral.core.types import Array
 from corral.envs.backends.simulators.checkpoint import export_states, import_states
 from corral.envs.backends.simulators.replies import QuickSteps
 from corral.envs.backends.simulators.requests import RequestingVecEnv
@@ -29,13 +28,9 @@ from corral.link.client.session import SimulatorSession
 if TYPE_CHECKING:
     from corral.envs.backends.simulators.states import LinkStates
 
-_POLL_S = 0.25
-
 
 class LinkVecEnv(RequestingVecEnv):
     """VecEnv over the simulators of a fleet."""
-
-    pipelined = True
 
     def __init__(
         self,
@@ -50,8 +45,7 @@ class LinkVecEnv(RequestingVecEnv):
         fewer: bool = False,
     ):
         """Wait for `simulators`, take slots; `elastic`: more may join; `fewer`: accept fewer slots than `num_envs`."""
-        self._role, self._seed = role, 0
-        self.fleet, self._supervision = fleet, supervision
+        self._role, self.fleet, self._lock, self._supervision = role, fleet, fleet.lock, supervision
         self._log = FaultLog(supervision)
         self._member = FleetMember(lambda s: me().joined(s), lambda s, kind, reason: me().lost(s, kind, reason))
         me: Any = weakref.ref(self)
@@ -134,79 +128,28 @@ class LinkVecEnv(RequestingVecEnv):
                 self._pending.schedule_reset(unplaced)
             self._reset(in_flight.all_envs.ids[placed])
 
-    def send(self, env_ids: Array, actions: Tree) -> None:
-        in_flight, rows = self._in_flight, self._rows
-        chosen, leaves = in_flight.send(env_ids, actions)
-        try:
-            with self.fleet.lock:
-                if self._pending.any_pending:
-                    self._write_actions(chosen, leaves)
-                    alive = self._pending.deliver(chosen.ids)
-                    if not len(alive):
-                        return
-                    chosen = in_flight.sets.of(alive)
-                    leaves = [leaf[chosen.index] for leaf in rows.action]
-                rows.flip(chosen)
-                self._step(chosen, leaves)
-        except BaseException:  # Ctrl-C in the middle would leave rows without a request
-            self.close()
-            raise
-
-    def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
-        """Wait for results; environments whose simulator fails meanwhile get another."""
-        in_flight = self._in_flight
-        if not in_flight.started:
-            self.reset(self.seed)
-        wanted, count = in_flight.wanted(min_ready, env_ids)
-        while in_flight.num_ready(wanted) < count:
-            self._pump()
-        with self.fleet.lock:
-            batch = self._rows.collect(in_flight.take(wanted))
-            if self._pending.any_pending:
-                self._start_due()
-        return batch
-
-    def linger(self, min_ready: int, timeout_s: float) -> None:
-        in_flight, until = self._in_flight, time.monotonic() + timeout_s
-        while in_flight.num_ready(None) < min_ready and (left := until - time.monotonic()) > 0:
-            self._pump(left)
-
     def state_dict(self) -> dict[str, Any]:
         """Positions of the environments, with the states of those whose simulators can export them (level 4)."""
-        in_flight = self._in_flight
-        in_flight.require_idle()
         self._quick.count_steps()
-        return {
-            "identity": self._identity(),
-            "seed": self._seed,
-            "rows": self._rows.state_dict(in_flight.all_envs),
-            "to_play": self._to_play.copy(),
-            "envs": export_states(self.fleet, in_flight.all_envs.ids, self.slots_of(in_flight.all_envs.ids)),
-            "faults": self._log.state_dict(),
-        }
+        state, ids = super().state_dict(), self._in_flight.all_envs.ids
+        return state | {"to_play": self._to_play.copy(), "envs": export_states(self.fleet, ids, self.slots_of(ids))}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
         """Import the exported states; environments without one start a new episode, and are returned."""
         if "envs" not in state:  # saved before states were exported
             return super().load_state_dict(state)
-        in_flight, rows = self._in_flight, self._rows
-        in_flight.require_new()
-        self._require_identity(state)
-        in_flight.start()
+        self._load_rows(state)
         self._pending.clear()
-        self._seed = state["seed"]
-        rows.load_state_dict(state["rows"], in_flight.all_envs)
         self._to_play[:] = state["to_play"]
-        self._log.load_state_dict(state["faults"])
-        ids = in_flight.all_envs.ids
+        ids = self._in_flight.all_envs.ids
         placed = ids[self._slots.placed(ids)]
         restored = import_states(self.fleet, placed, self._slots.find(placed), state["envs"])
         mask = sum(1 << env_id for env_id in restored)
-        in_flight.in_flight &= ~mask
+        self._in_flight.in_flight &= ~mask
         self._pending.fresh &= ~mask
         rest = np.setdiff1d(ids, restored)
         with self.fleet.lock:
-            rows.episode[rest] += 1
+            self._rows.episode[rest] += 1
             self._pending.schedule_reset(rest)
             self._start_due()
         restarted: list[int] = rest.tolist()
@@ -234,10 +177,8 @@ class LinkVecEnv(RequestingVecEnv):
         if self._in_flight.started:
             stepping = self._in_flight.is_in_flight(ids)
             culprit = int(ids[stepping][0]) if stepping.any() else int(ids[0])
-            self._report(culprit, kind, reason)
-            for env_id in ids.tolist():
-                if env_id != culprit:
-                    self._report(env_id, "neighbour", f"environment {culprit}")
+            self._quick.count_steps()
+            self._report_lost(ids, culprit, kind, reason)
             self._rebalancer.forget(ids.tolist())
             between = np.isin(ids, list(self._ended))  # two episodes: the row of the last one is complete
             self._pending.schedule_reset(ids[between])
@@ -245,17 +186,13 @@ class LinkVecEnv(RequestingVecEnv):
         self._slots.fill(self._sessions)
         self._start_due()
 
-    def _pump(self, timeout_s: float = _POLL_S) -> None:
-        try:
-            self.fleet.poll(min(timeout_s, _POLL_S))
-            if self._slots.unplaced:  # another VecEnv may have freed slots
-                with self.fleet.lock:
-                    self._slots.fill(self._sessions)
-                    self._start_due()
-            self._timeouts.check(self._slots.unplaced)
-        except BaseException:
-            self.close()
-            raise
+    def _wait(self, wait_for_all: bool, timeout_s: float) -> None:
+        self.fleet.poll(timeout_s)
+        if self._slots.unplaced:  # another VecEnv may have freed slots
+            with self.fleet.lock:
+                self._slots.fill(self._sessions)
+                self._start_due()
+        self._timeouts.check(self._slots.unplaced)
 
 
 def _leave(fleet: Fleet, member: FleetMember, release: Callable[[], Any]) -> None:
