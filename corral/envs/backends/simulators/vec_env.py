@@ -84,14 +84,6 @@ class LinkVecEnv(AsyncVecEnv):
             self._stop()
             raise
 
-    @property
-    def urls(self) -> list[str]:
-        return self.fleet.binding.urls
-
-    @property
-    def players(self) -> int:
-        return max((session.simulator.hello.players for session in self.fleet.sessions.values()), default=1)
-
     def slots_of(self, env_ids: Array) -> EnvSlots:
         """The slots of idle environments, for planning from their states; arbitrary for lost environments."""
         in_flight, rows, chosen = self._in_flight, self._rows, self._in_flight.sets.of(env_ids)

@@ -146,7 +146,7 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
 def is_self_play(vec: VecEnv) -> bool:
     """Whether these are self-play games, whose returns only count how often either player wins."""
     if isinstance(vec, LinkVecEnv):
-        return vec.players > 1
+        return vec.fleet.players > 1
     return isinstance(vec, LocalVecEnv) and getattr(vec.environment(0).unwrapped, "answered", None) is False
 
 
