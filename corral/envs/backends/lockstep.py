@@ -50,9 +50,9 @@ class LockstepVecEnv(VecEnv):
         except BaseException:
             self.close()
             raise
-        n, ids = self.num_envs, self._in_flight.all_envs.ids
-        no, yes = np.zeros(n, np.bool_), np.ones(n, np.bool_)
-        self._batch = StepBatch(ids, obs, np.zeros(n), np.zeros(n), no, no.copy(), None, yes, no.copy(), no.copy())
+        rewards, ends = np.zeros((2, self.num_envs)), np.zeros((2, self.num_envs), np.bool_)
+        self._batch = self._all_rows(obs, *rewards, *ends)
+        self._batch.first[:] = True
         self._in_flight.complete(self._in_flight.all_envs.mask)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
@@ -79,6 +79,11 @@ class LockstepVecEnv(VecEnv):
         if not self._in_flight.closed:
             self._in_flight.closed = True
             self._release()
+
+    def _all_rows(self, obs: Tree, reward: Array, raw_reward: Array, terminated: Array, truncated: Array) -> StepBatch:
+        """A step of all environments, with same-step autoreset and without faults."""
+        ids, ended, no = self._in_flight.all_envs.ids, terminated | truncated, np.zeros(self.num_envs, np.bool_)
+        return StepBatch(ids, obs, reward, raw_reward, terminated, truncated, None, ended, no, ended.copy())
 
     def _finish(self) -> None:
         self._stepping = False

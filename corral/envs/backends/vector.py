@@ -92,11 +92,8 @@ class VectorVecEnv(LockstepVecEnv):
         leaves, rewards = self._copy(obs), np.array(reward, np.float64).reshape(self.num_envs)
         self._require_good(leaves, rewards)
         terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
-        ended, ids = terminated | truncated, self._in_flight.all_envs.ids
-        batch = StepBatch(
-            ids, self.spec.observation.unflatten(leaves), rewards, rewards.copy(), terminated, truncated, None, ended,
-            np.zeros(self.num_envs, np.bool_), ended.copy(),
-        )  # fmt: skip
+        obs = self.spec.observation.unflatten(leaves)
+        batch, ended = self._all_rows(obs, rewards, rewards.copy(), terminated, truncated), terminated | truncated
         # With same-step autoreset, the infos of an ended row are of its reset; those of the step are in `final_info`.
         same_step = self._mode is AutoresetMode.SAME_STEP
         for source, rows in ((info, ~ended if same_step else None), (info.get("final_info"), ended)):

@@ -29,7 +29,6 @@ class WorkerHandle(RemoteWorker):
         self._job_fd = shared_memory("corral-job", job)  # may be large: a factory can close over anything
 
     def spawn(self) -> None:
-        """Start the process, or a replacement, and tell it which environments to build."""
         if self.starts >= 0:
             self.process.close()
         fds = self._memory_fd, self._job_fd
@@ -43,6 +42,9 @@ class WorkerHandle(RemoteWorker):
     def post(self, op: int, data: Any = None) -> None:
         with contextlib.suppress(ChannelClosed):
             self.channel.send(op, data)
+
+    def kill(self) -> None:
+        self.process.kill()
 
     def exit_report(self) -> str:
         stacks = self.process.stacks
@@ -65,7 +67,7 @@ def stop_workers(
     until = time.monotonic() + timeout_s
     for worker in workers:
         worker.process.wait(until)
-        worker.process.kill()
+        worker.kill()
         worker.forget()
     workers.clear()
     reaper.stop()

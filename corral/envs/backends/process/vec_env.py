@@ -51,7 +51,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         return [worker.process.pid for worker in self._workers]
 
     def _start(self, worker: WorkerHandle) -> None:
-        worker.spawn()
+        super()._start(worker)
         self._by_fd[worker.channel.fileno()] = worker
         self._poll.register(worker.channel.fileno(), select.POLLIN)
 
@@ -59,7 +59,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         fd = worker.channel.fileno()
         self._poll.unregister(fd)
         del self._by_fd[fd]
-        worker.process.kill()
+        super()._end(worker)
 
     def _make_rows(self) -> EnvRows:
         size = EnvRows.nbytes(self.spec, self.num_envs)

@@ -26,7 +26,7 @@ class RayWorker(RemoteWorker):
         """`group` has a CPU for each worker (see `ray_cluster.reserve_cpus`); None: this worker reserves none."""
         super().__init__(index, ids)
         self._job, self._group = job, group
-        self._actor: Any = None
+        self.actor: Any = None
 
     def spawn(self) -> None:
         ray = import_ray()
@@ -37,25 +37,24 @@ class RayWorker(RemoteWorker):
             where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self.index)
         cpus = 0 if self._group is None else 1
         options = {"num_cpus": cpus, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": where}
-        self._actor = ray.remote(EnvActor).options(**options).remote()
+        self.actor = ray.remote(EnvActor).options(**options).remote()
         self.place: NodePlace | None = None
         self.missed = False  # whether a slow start was already reported
         self.slow = True  # until a step shows otherwise: a call for each environment
         self._report = ""
         self.calls: dict[Any, list[int]] = {}  # refs of pending answers, in order, and their environments
         self.reset()
-        self.calls[self._actor.place.remote()] = []
-        self.calls[self._actor.build.remote(self._job, [entry for entry in sys.path if isinstance(entry, str)])] = []
+        self.calls[self.actor.place.remote()] = []
+        self.calls[self.actor.build.remote(self._job, [entry for entry in sys.path if isinstance(entry, str)])] = []
 
     def post(self, op: int, data: Any = None) -> None:
-        self.calls[self._actor.ask.remote(op, data)] = data["ids"] if op == msg.RESET else []
+        self.calls[self.actor.ask.remote(op, data)] = data["ids"] if op == msg.RESET else []
 
     def load(self, data: Any, rows: CopiedRows) -> None:
-        """Restore saved states; the actor compares with the rows."""
-        self.calls[self._actor.ask.remote(msg.LOAD, data, rows)] = self.ids.tolist()
+        self.calls[self.actor.ask.remote(msg.LOAD, data, rows)] = self.ids.tolist()
 
     def step(self, env_ids: bytes, ids: list[int], actions: list[Array]) -> None:
-        self.calls[self._actor.take.remote(env_ids, actions)] = ids
+        self.calls[self.actor.take.remote(env_ids, actions)] = ids
 
     @property
     def suspects(self) -> list[int]:
@@ -87,15 +86,11 @@ class RayWorker(RemoteWorker):
     def exit_report(self) -> str:
         return self._report
 
-    def ask_to_close(self) -> Any:
-        """Let it close its environments after its current call; returns a ref to wait for."""
-        return self._actor.close.remote()
-
     def kill(self) -> None:
         ray = import_ray()
         self.calls.clear()
         with contextlib.suppress(Exception):  # the actor or Ray may be gone already
-            ray.kill(self._actor, no_restart=True)
+            ray.kill(self.actor, no_restart=True)
 
 
 def stop_actors(workers: list[RayWorker], group: Any, owner_pid: int, timeout_s: float = 5.0) -> None:
@@ -103,7 +98,7 @@ def stop_actors(workers: list[RayWorker], group: Any, owner_pid: int, timeout_s:
     ray = import_ray()
     if os.getpid() == owner_pid and ray.is_initialized():
         with contextlib.suppress(Exception):
-            refs = [worker.ask_to_close() for worker in workers]
+            refs = [worker.actor.close.remote() for worker in workers]
             ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
         for worker in workers:
             worker.kill()

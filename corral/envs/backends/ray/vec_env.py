@@ -22,7 +22,7 @@ from corral.envs.backends.ray.handle import RayWorker, stop_actors
 from corral.envs.backends.remote import messages as msg
 from corral.envs.backends.remote.vec_env import RemoteVecEnv
 from corral.envs.stepping.id_set import IdSet
-from corral.envs.stepping.rows import EnvRows, pack, unpack
+from corral.envs.stepping.rows import pack, unpack
 from corral.envs.supervision import IDLE, Supervision
 from corral.runtimes.ray_cluster import connect, describe_free_cpus, import_ray, reserve_cpus, usable_cpus
 
@@ -58,17 +58,6 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
         """Node and process of each actor; environment `i` runs in actor `i % len(places)`."""
         return [worker.place for worker in self._workers]
 
-    def _start(self, worker: RayWorker) -> None:
-        worker.spawn()
-
-    def _end(self, worker: RayWorker) -> None:
-        worker.kill()
-
-    def _make_rows(self) -> EnvRows:
-        rows = EnvRows(self.spec, self.num_envs)
-        rows.mark[:] = IDLE  # an actor's mark is in its own memory
-        return rows
-
     def _dispatch(self, chosen: IdSet, actions: list[Array]) -> None:
         self._rows.write_actions(chosen, actions)
         owner = self._worker_of[chosen.ids]
@@ -89,8 +78,11 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
         for k, part in enumerate(_parts(ids, one_by_one=True)):
             super()._send_reset(worker, part, lenient=lenient, whole=whole and k == 0)
 
-    def _post_load(self, worker: RayWorker, job: Any) -> None:
-        worker.load(job, pack(self._rows, self._in_flight.sets.of(worker.ids)))
+    def _post(self, worker: RayWorker, op: int, job: Any) -> None:
+        if op == msg.LOAD:  # with the rows, which the actor compares with
+            worker.load(job, pack(self._rows, self._in_flight.sets.of(worker.ids)))
+        else:
+            worker.post(op, job)
 
     def _receive(self, last: RayWorker | None, wait_s: float) -> None:
         refs = [ref for worker in self._workers for ref in worker.calls]

@@ -34,6 +34,14 @@ class RemoteWorker(ABC):
         self.busy_since = time.monotonic()
 
     @abstractmethod
+    def spawn(self) -> None:
+        """Start the worker, or a replacement; it builds its environments and answers with SPEC."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the worker, whatever its state, and drop its unread messages."""
+
+    @abstractmethod
     def post(self, op: int, data: Any = None) -> None:
         """Send a message; a dead worker is noticed only while waiting for the answer."""
 

@@ -51,17 +51,6 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
         self._last_sent: W | None = None
 
     @abstractmethod
-    def _start(self, worker: W) -> None:
-        """Start, or restart, the worker; it answers with SPEC."""
-
-    @abstractmethod
-    def _end(self, worker: W) -> None:
-        """End the worker, whatever its state, and drop its unread messages."""
-
-    @abstractmethod
-    def _make_rows(self) -> EnvRows: ...
-
-    @abstractmethod
     def _receive(self, last: W | None, wait_s: float) -> None:
         """Wait for a bounded time and handle what arrives; `last`: the worker sent to last, to wait for all."""
 
@@ -148,17 +137,24 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
             worker = self._workers[index]
             worker.pending += 1
             worker.heartbeat()
-            if op == msg.LOAD:
-                self._post_load(worker, job)
-            else:
-                worker.post(op, job)
+            self._post(worker, op, job)
         while self._asked:
             self._pump()
         return self._answers.copy()
 
-    def _post_load(self, worker: W, job: Any) -> None:
-        """Send saved states; the worker's rows hold the observations to compare with."""
-        worker.post(msg.LOAD, job)
+    def _post(self, worker: W, op: int, job: Any) -> None:
+        worker.post(op, job)
+
+    def _start(self, worker: W) -> None:
+        worker.spawn()
+
+    def _end(self, worker: W) -> None:
+        worker.kill()
+
+    def _make_rows(self) -> EnvRows:
+        rows = EnvRows(self.spec, self.num_envs)
+        rows.mark[:] = IDLE
+        return rows
 
     def _ready(self, worker: W, results: IdSet) -> None:
         worker.pending -= len(results)
@@ -170,8 +166,11 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
             worker.pending -= 1
             self._asked.discard(worker.index)
             self._answers[worker.index] = data
-            if op == msg.LOADED:
-                self._note_loaded(worker, data)
+            if op == msg.LOADED:  # its environments are idle, or have a first observation to deliver
+                mask = self._in_flight.sets.of(worker.ids).mask
+                self._in_flight.complete(sum(1 << env_id for env_id in data))
+                self._in_flight.in_flight &= ~mask
+                self._pending.fresh &= ~mask
         elif op == msg.ALIVE:
             worker.heartbeat()
         elif op == msg.FAULT:
@@ -180,19 +179,15 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
             self._specs[worker.index] = spec = EnvSpec.from_json(data)
             write_space_rngs(spec, data["space_rngs"])
             if self._allocated:
-                self._resume_worker(worker)
+                first = int(worker.ids[0])
+                require_same_spaces(self.spec, first, spec, first)
+                self._give_rows(worker)
+                self._start_due()
         elif op == msg.FAILED:
             if self._allocated and not worker.running:  # a replacement could not be built; the budget limits how often
                 self._replace(worker, "raised", data["text"])
                 return
             raise UserError(data["text"]) if data["kind"] == "user" else EnvFailed(data["text"])
-
-    def _note_loaded(self, worker: W, restarted: list[int]) -> None:
-        """Mark a worker's environments as restored and idle, or as having a first observation to deliver."""
-        mask = self._in_flight.sets.of(worker.ids).mask
-        self._in_flight.complete(sum(1 << env_id for env_id in restarted))
-        self._in_flight.in_flight &= ~mask
-        self._pending.fresh &= ~mask
 
     def _send_reset(self, worker: W, ids: Array, *, lenient: bool, whole: bool = False) -> None:
         worker.pending += len(ids)
@@ -265,12 +260,6 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
         if not worker.running:  # it failed while it replaced another
             time.sleep(0.1)
         self._start(worker)
-
-    def _resume_worker(self, worker: W) -> None:
-        first = int(worker.ids[0])
-        require_same_spaces(self.spec, first, self._specs[worker.index], first)
-        self._give_rows(worker)
-        self._start_due()
 
     def _start_due(self) -> None:
         for worker in self._workers:
