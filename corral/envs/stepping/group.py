@@ -21,18 +21,13 @@ from corral.core import seeding
 from corral.core.errors import EnvFailed
 from corral.core.gym_env import EnvFactory, SharedEnv, build_env, claim, release, require_same_spaces, seeded_reset
 from corral.core.types import Array, EnvSpec
-from corral.envs.stepping.checks import (
-    RowChecks,
-    observation_leaves,
-    read_info,
-    require_good_reset,
-    require_step_tuple,
-    scalar,
-)
+from corral.envs.stepping.checks import RowChecks
 from corral.envs.stepping.id_set import IdSet, IdSets
 from corral.envs.stepping.recorder import Recorder
 from corral.envs.stepping.rows import FAULTY, FIRST, EnvRows
 from corral.envs.supervision import IDLE, Fault
+from corral.snapshot.keeper import EpisodeStart
+from corral.snapshot.live_env import LiveEnv
 from corral.snapshot.rng import State
 
 Notify = Callable[[IdSet], None]
@@ -94,7 +89,7 @@ class EnvGroup:
         first = layout.leaves[0]
         row_views = tuple({i: views[0] for i, views in half.items()} for half in self._obs_views)
         self._simple = (row_views, first.shape, first.dtype if layout.single else None)
-        self._checks = RowChecks(rows)
+        self._checks = RowChecks(rows, self._name)
 
     def reset(self, ids: Array, run_seed: int, role: str, *, lenient: bool = False) -> None:
         """Start a seeded episode in each environment. A failing reset raises; with `lenient`, it counts as a fault."""
@@ -117,7 +112,7 @@ class EnvGroup:
         self._mark[0] = env_id
         rows.seed[env_id], rows.step[env_id] = seed, 0
         obs = self._seeded_reset(env_id, seed)
-        require_good_reset(rows.spec.observation, obs, env_id, self._name)
+        self._checks.require_good_reset(obs, env_id)
         self._put(rows.last_obs(env_id), obs, env_id)
         self._first(env_id)
         self._mark[0] = IDLE
@@ -155,18 +150,18 @@ class EnvGroup:
             try:
                 obs, reward, terminated, truncated, info = steps[env_id](action)
             except (Exception, SystemExit) as error:
-                require_step_tuple(error, env_id, self._name)
+                self._checks.require_step_tuple(error, env_id)
                 self._report(rows.fault(env_id, "raised", _trace(error), later=1))
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
                 batch.lost.append(env_id)
                 rewards.append(0.0)
             else:
                 if type(reward) is np.ndarray:  # read now: the environment may reuse it
-                    reward = scalar(reward, env_id, self._name)
+                    reward = self._checks.scalar(reward, env_id)
                 rewards.append(reward)
                 life_lost = False
                 if info:
-                    raw_reward, life_lost = read_info(info, env_id, self._name)
+                    raw_reward, life_lost = self._checks.read_info(info, env_id)
                     if raw_reward is not None:
                         batch.raw_rewards[env_id] = raw_reward
                 if terminated or truncated:
@@ -228,7 +223,7 @@ class EnvGroup:
             good = math.isfinite(sum(rewards))
             values = np.array(rewards, np.float64)
         except (TypeError, ValueError):  # not all of them are plain numbers
-            rewards = [scalar(r, i, self._name) for r, i in zip(rewards, chosen.numbers, strict=True)]
+            rewards = [self._checks.scalar(r, i) for r, i in zip(rewards, chosen.numbers, strict=True)]
             values = np.array(rewards, np.float64)
             good = math.isfinite(sum(rewards))
         rows.reward[index] = values
@@ -285,8 +280,7 @@ class EnvGroup:
         if type(obs) is np.ndarray and obs.dtype is self._simple[2] and obs.shape == self._simple[1]:
             views[0][...] = obs
             return
-        values = observation_leaves(self.rows.spec.observation, obs, env_id, self._name)
-        for view, value in zip(views, values, strict=True):
+        for view, value in zip(views, self._checks.leaves(obs, env_id), strict=True):
             view[...] = value
 
     def _seeded_reset(self, env_id: int, seed: int) -> Any:
@@ -340,6 +334,33 @@ class EnvGroup:
                 last = _trace(error)
                 time.sleep(min(1.0, 0.05 * 2**attempt))
         raise EnvFailed(f"Environment {env_id} ({self._name}) could not be restarted:\n{last}")
+
+
+class RowEnv(LiveEnv):
+    """An environment of a group, which may rebuild it, and starts the next episode as soon as one ends."""
+
+    over = False
+
+    def __init__(self, group: EnvGroup, env_id: int):
+        self._group, self._env_id = group, env_id
+
+    @property
+    def env(self) -> gymnasium.Env[Any, Any]:
+        return self._group.envs[self._env_id]
+
+    def record(self) -> None:
+        self._group.record()
+
+    def last_obs(self) -> list[Array]:
+        return [view.copy() for view in self._group.rows.last_obs(self._env_id)]
+
+    def episode_start(self) -> EpisodeStart | None:
+        recorder = self._group.recorder
+        return None if recorder is None else recorder.episode_start(self._env_id, self.env)
+
+    def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
+        assert obs is not None  # a row always has one
+        self._group.replace(self._env_id, self.env, obs)
 
 
 def _close(env: gymnasium.Env[Any, Any]) -> None:
