@@ -86,7 +86,7 @@ class LocalVecEnv(RowVecEnv):
         if due is not None:
             self._watchdog.touch()
             try:
-                self._group.step(due, self._announce)
+                self._group.step(due, lambda done: in_flight.complete(done.mask))
             except BaseException:
                 self.close()
                 raise
@@ -115,9 +115,6 @@ class LocalVecEnv(RowVecEnv):
             self._in_flight.closed = True
             self._watchdog.close()
             self._group.close()
-
-    def _announce(self, done: IdSet) -> None:
-        self._in_flight.complete(done.mask)
 
     def _due(self, count: int) -> IdSet | None:
         if count <= 0:

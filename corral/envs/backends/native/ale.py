@@ -79,18 +79,14 @@ class AleVecEnv(LockstepVecEnv):
             # After a game the emulator restarts its frame count and has all lives again.
             life_lost = batch.first & (frame > self._frame) & (lives < self._lives)
             batch.game_over &= ~life_lost
-            batch.final_obs = self._new_episodes(obs, info["final_obs"], batch)
+            # ALE returns the final observations after games only.
+            batch.final_obs = info["final_obs"]
+            batch.final_obs[~batch.game_over] = obs[~batch.game_over]
+            self._pad_new_stacks(batch.final_obs)
+            self._age[batch.first] = self._min_age = 0
+            self._pad(obs, np.flatnonzero(batch.first))
         self._lives, self._frame = lives, frame
         return batch, self._in_flight.all_envs.ids
-
-    def _new_episodes(self, obs: Array, final: Array, batch: StepBatch) -> Array:
-        """Complete the final observations, which ALE returns after games only, and restart the frame stacks."""
-        continues = ~batch.game_over
-        final[continues] = obs[continues]
-        self._pad_new_stacks(final)
-        self._age[batch.first] = self._min_age = 0
-        self._pad(obs, np.flatnonzero(batch.first))
-        return final
 
     def _pad_new_stacks(self, stacks: Array) -> None:
         if self._min_age < self._suite.stack - 1:
