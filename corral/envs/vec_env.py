@@ -45,9 +45,7 @@ class VecEnv(ABC):
     backend_reason: str = ""  # the reason why `backend="auto"` chose this backend
     resolved_backend: tuple[str, int | None] | None = None  # backend and workers that `auto` chose
     pipelined: bool = False  # whether environments step while the caller selects actions for others
-    holds_back_rows: bool = (
-        False  # whether `recv()` may hold back an environment until the others have been sent to again
-    )
+    holds_back_rows: bool = False  # whether `recv()` may omit an environment until the others are sent to again
     _faults_seen = 0
     _log: FaultLog | None = None  # of backends that rebuild failed environments
 
