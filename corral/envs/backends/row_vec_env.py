@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,7 @@ class AsyncVecEnv(RowVecEnv):
     pipelined = True
     _supervision: Supervision
     _pending: PendingFaults
-    _lock: AbstractContextManager[Any] = nullcontext()  # of what it shares with other threads
+    _lock: AbstractContextManager[Any]  # of what it shares with other threads
 
     @abstractmethod
     def _dispatch(self, chosen: IdSet, actions: list[Array]) -> None:
@@ -108,8 +108,12 @@ class AsyncVecEnv(RowVecEnv):
             self.reset(self.seed)
         wanted, count = in_flight.wanted(min_ready, env_ids)
         wait_for_all = min_ready is None and env_ids is None
-        while in_flight.num_ready(wanted) < count:
-            self._pump(wait_for_all)
+        try:
+            while in_flight.num_ready(wanted) < count:
+                self._wait(wait_for_all, POLL_S)
+        except BaseException:
+            self.close()
+            raise
         with self._lock:
             batch = self._rows.collect(in_flight.take(wanted))
             if self._pending.any_pending:
@@ -119,12 +123,12 @@ class AsyncVecEnv(RowVecEnv):
     def linger(self, min_ready: int, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
         while self._in_flight.num_ready(None) < min_ready and (left := until - time.monotonic()) > 0:
-            self._pump(timeout_s=min(left, POLL_S))
+            self._pump(min(left, POLL_S))
 
-    def _pump(self, wait_for_all: bool = False, timeout_s: float = POLL_S) -> None:
+    def _pump(self, timeout_s: float = POLL_S) -> None:
         """Wait for a bounded time and handle what arrives; an error closes this VecEnv."""
         try:
-            self._wait(wait_for_all, timeout_s)
+            self._wait(False, timeout_s)
         except BaseException:
             self.close()
             raise

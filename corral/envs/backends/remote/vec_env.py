@@ -8,6 +8,7 @@ When a worker is lost, each of its environments ends its episode with one faulty
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -87,6 +88,7 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
     def __init__(self, num_envs: int, name: str, supervision: Supervision, workers: int, role: str):
         self.num_envs, self._name, self._role = num_envs, name, role
         self._supervision, self._log = supervision, FaultLog(supervision)
+        self._lock = threading.RLock()  # shared with no other thread; cheaper than a nullcontext
         self._workers: list[W] = []
         self._last_check = time.monotonic()
         # Round robin: each half of the environments is then spread over all workers.
