@@ -174,7 +174,9 @@ def _with_ends(step: StepBatch, ends: StepBatch, due: Array) -> StepBatch:
     """The observations of a step, with the results of the earlier step that ended episodes in the rows that are due."""
     names = ("reward", "raw_reward", "terminated", "truncated", "first", "game_over")
     merged = replace(step, **{name: np.where(due, getattr(ends, name), getattr(step, name)) for name in names})
-    merged.final_obs = tree_map(lambda end, leaf: np.where(_column(due, leaf), end, leaf), ends.obs, step.obs)
+    merged.final_obs = tree_map(
+        lambda end, leaf: np.where(due.reshape(-1, *[1] * (leaf.ndim - 1)), end, leaf), ends.obs, step.obs
+    )
     return merged
 
 
@@ -185,10 +187,6 @@ def _read(info: dict[str, Any], key: str, rows: Array | None, into: Array) -> No
     present = info.get(f"_{key}", np.ones(len(into), np.bool_))
     chosen = present if rows is None else present & rows
     into[chosen] = info[key][chosen]
-
-
-def _column(mask: Array, leaf: Array) -> Array:
-    return mask.reshape(-1, *[1] * (leaf.ndim - 1))
 
 
 def _autoreset_mode(venv: VectorEnv) -> AutoresetMode:

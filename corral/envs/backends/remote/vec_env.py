@@ -65,18 +65,6 @@ class RemoteWorker(ABC):
     def exit_report(self) -> str: ...
 
 
-def pickle_factories(factories: dict[int, EnvFactory], name: str) -> bytes:
-    """Factories as bytes for a worker; UserError when they cannot be pickled."""
-    try:
-        data: bytes = cloudpickle.dumps((factories, name))
-    except Exception as error:
-        raise UserError(
-            f"The environment factory of {name} cannot be sent to a worker process ({error}); make it a "
-            "module-level function or class, or use backend='local'."
-        ) from error
-    return data
-
-
 W = TypeVar("W", bound=RemoteWorker)
 
 
@@ -259,7 +247,13 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
         """For each worker: its index, its environments, and their factories as bytes."""
         ids = [np.flatnonzero(self._worker_of == index) for index in range(workers)]
         mine = [{i: factories[i] for i in each.tolist()} for each in ids]
-        return [(k, each, pickle_factories(mine[k], self._name)) for k, each in enumerate(ids)]
+        try:
+            return [(k, each, cloudpickle.dumps((mine[k], self._name))) for k, each in enumerate(ids)]
+        except Exception as error:
+            raise UserError(
+                f"The environment factory of {self._name} cannot be sent to a worker process ({error}); make it a "
+                "module-level function or class, or use backend='local'."
+            ) from error
 
     def _start_all(self, workers: Sequence[W]) -> None:
         """Start all workers, check that their spaces agree, and send them their rows."""
