@@ -71,25 +71,21 @@ snapshot/store/server <- states/server
 envs/vec_env <- envs/contract
 envs/supervision <- envs/supervise
 envs/as_gymnasium <- envs/as_gymnasium, envs/reset_seeds
-envs/stepping/group <- envs/group
+envs/stepping/group <- envs/group, envs/keeping/row_env
 envs/stepping/rows <- envs/rows, envs/row_parcel
 envs/stepping/in_flight <- envs/flight
 envs/stepping/id_set <- envs/id_set
 envs/stepping/pending_faults <- envs/losses
 envs/stepping/recorder <- envs/restore
-envs/stepping/live_row <- envs/keeping/row_env
 envs/backends/local <- envs/local
 envs/backends/lockstep <- envs/lockstep
 envs/backends/vector <- envs/vector
-envs/backends/remote/vec_env <- envs/remote
-envs/backends/remote/handle <- envs/remote_worker
+envs/backends/remote/vec_env <- envs/remote, envs/remote_worker
 envs/backends/remote/worker <- envs/env_worker
-envs/backends/process/vec_env <- envs/process
-envs/backends/process/handle <- envs/worker_handle
+envs/backends/process/vec_env <- envs/process, envs/worker_handle
 envs/backends/process/child <- envs/worker
 envs/backends/process/channel <- envs/channel
-envs/backends/ray/vec_env <- envs/ray_vec, envs/parcelled
-envs/backends/ray/handle <- envs/ray_worker
+envs/backends/ray/vec_env <- envs/ray_vec, envs/parcelled, envs/ray_worker
 envs/backends/ray/actor <- envs/ray_actor
 envs/backends/native/choose <- envs/native
 envs/backends/native/ale <- envs/native_ale

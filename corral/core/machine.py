@@ -58,6 +58,14 @@ def require_memory(needed: int, capacity: int, what: str, unit: str = "transitio
         )
 
 
+def resident_bytes(pid: int | str = "self") -> int:
+    """Memory of a process on this machine; 0 if unknown."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
 def _machine() -> int | None:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

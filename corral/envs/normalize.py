@@ -13,7 +13,7 @@ test.statistics.load("statistics.safetensors")
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from gymnasium import spaces
 from corral.core.errors import UserError
 from corral.core.spaces import Layout, Space
 from corral.core.types import Array, EnvSpec, StepBatch, Tree
-from corral.envs.supervision import Fault
 from corral.envs.vec_env import VecEnv
 from corral.snapshot.states import States
 
@@ -150,7 +149,7 @@ class NormalizedVecEnv(VecEnv):
         frozen: bool = False,
         scale_later: bool = False,
     ):
-        self._vec, self._obs, self._reward = vec, obs, reward
+        self._vec, self._log, self._obs, self._reward = vec, vec._log, obs, reward
         self._gamma, self._clip, self.frozen = gamma, clip, frozen
         self._scale_later = scale_later
         self.num_envs, self.seed = vec.num_envs, vec.seed
@@ -163,16 +162,8 @@ class NormalizedVecEnv(VecEnv):
         self._returns = np.zeros(self.num_envs)
 
     @property
-    def faults(self) -> Iterable[Fault]:
-        return self._vec.faults
-
-    @property
-    def restarts(self) -> int:
-        return self._vec.restarts
-
-    @property
     def reward_scale(self) -> float:
-        return 1.0 / float(self.statistics.returns.std) if self._reward and self._scale_later else 1.0
+        return self.learning_scale if self._scale_later else 1.0
 
     @property
     def learning_scale(self) -> float:

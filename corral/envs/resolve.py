@@ -99,8 +99,9 @@ def find_spec(env_id: str) -> GymSpec:
     try:
         spec = copy.deepcopy(gymnasium.spec(env_id))
     except gymnasium.error.Error as error:
-        names = close_ids(env_id)
-        hint = f" Close: {', '.join(names)}." if names else ""
+        ids = {name.lower(): name for name in gymnasium.registry}
+        close = difflib.get_close_matches(env_id.lower(), list(ids), 3, 0.6)
+        hint = f" Close: {', '.join(ids[name] for name in close)}." if close else ""
         raise UserError(
             f"No environment {env_id!r}.{hint} `corral list envs` shows all; give your own as module:Class."
         ) from error
@@ -110,14 +111,6 @@ def find_spec(env_id: str) -> GymSpec:
         # The class is pickled by value, because `__main__` differs in a worker.
         spec.entry_point = getattr(sys.modules["__main__"], spec.entry_point.removeprefix("__main__:"))
     return spec
-
-
-def close_ids(env_id: str) -> list[str]:
-    """Registered ids similar to this one."""
-    ids = list(gymnasium.registry)
-    lower = {name.lower(): name for name in ids}
-    found = difflib.get_close_matches(env_id.lower(), list(lower), 3, 0.6)
-    return [lower[name] for name in found]
 
 
 def _import(module: str, wanted: str, hint: str = "check the name and that it is on the Python path") -> Any:

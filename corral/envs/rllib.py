@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -47,22 +48,17 @@ def register(name: str, env: EnvLike, **kwargs: Any) -> None:
         importlib.import_module("ray.rllib")
     except ImportError as error:
         raise UserError(f"RLlib cannot be imported ({error}): pip install 'corral-rl[rllib]'.") from error
-    registry.register_env(name, _Creator(env, {"backend": "local", **kwargs}))
+    registry.register_env(name, partial(_create, env, {"backend": "local", **kwargs}))
 
 
-class _Creator:
-    """Makes the environments of one runner: a vector environment if RLlib gives their number, else a single one."""
-
-    def __init__(self, env: EnvLike, kwargs: Mapping[str, Any]):
-        self._env, self._kwargs = env, kwargs
-
-    def __call__(self, config: Mapping[str, Any]) -> Any:
-        own = {key: value for key, value in config.items() if key != "num_envs"}
-        kwargs = {**self._kwargs, "env_kwargs": {**(self._kwargs.get("env_kwargs") or {}), **own}}
-        # Each runner gets a different seed; in a seeded run RLlib passes one to the first reset.
-        seed = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
-        vec = make_vec(self._env, config.get("num_envs", 1), seed=seed, **kwargs)
-        return NextStepVector(vec) if "num_envs" in config else SingleEnv(vec)
+def _create(env: EnvLike, kwargs: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    """The environments of one runner: a vector environment if RLlib gives their number, else a single one."""
+    own = {key: value for key, value in config.items() if key != "num_envs"}
+    kwargs = {**kwargs, "env_kwargs": {**(kwargs.get("env_kwargs") or {}), **own}}
+    # Each runner gets a different seed; in a seeded run RLlib passes one to the first reset.
+    seed = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
+    vec = make_vec(env, config.get("num_envs", 1), seed=seed, **kwargs)
+    return NextStepVector(vec) if "num_envs" in config else SingleEnv(vec)
 
 
 class NextStepVector(AsGymnasium):

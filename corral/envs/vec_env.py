@@ -45,9 +45,7 @@ class VecEnv(ABC):
     backend_reason: str = ""  # the reason why `backend="auto"` chose this backend
     resolved_backend: tuple[str, int | None] | None = None  # backend and workers that `auto` chose
     pipelined: bool = False  # whether environments step while the caller selects actions for others
-    holds_back_rows: bool = (
-        False  # whether `recv()` may hold back an environment until the others have been sent to again
-    )
+    holds_back_rows: bool = False  # whether `recv()` may omit an environment until the others are sent to again
     _faults_seen = 0
     _log: FaultLog | None = None  # of backends that rebuild failed environments
 
@@ -143,24 +141,6 @@ class VecEnv(ABC):
             raise UserError(
                 f"{self.spec.name} uses next-step autoreset, so recv() does not return all rows together: build it "
                 "with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP."
-            )
-
-    def _identity(self) -> dict[str, Any]:
-        """What a saved state must share with the environments it is loaded into."""
-        return {
-            "env": self.spec.name,
-            "num_envs": self.num_envs,
-            "observation": self.spec.observation.digest,
-            "action": self.spec.action.digest,
-        }
-
-    def _require_identity(self, state: dict[str, Any]) -> None:
-        ours, theirs = self._identity(), state.get("identity", {})
-        odd = [key for key in ours if ours[key] != theirs.get(key)]
-        if odd:
-            raise UserError(
-                f"This state was saved from {theirs.get('num_envs')} x {theirs.get('env')}, but this VecEnv has "
-                f"{self.num_envs} x {self.spec.name}; they differ in {', '.join(odd)}: create matching environments."
             )
 
     def __enter__(self) -> VecEnv:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from corral.envs.suites.games.connect4 import CONNECT4
-from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves, best_values
+from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves, best_value
 
 GAMES = {"connect4": CONNECT4, "tictactoe": TICTACTOE}
 LINES = {"connect4": 4, "tictactoe": 3}
@@ -58,7 +58,7 @@ def test_connect4_perft_counts():
 
 
 def test_perfect_tictactoe_draws_and_takes_wins():
-    assert best_values(TICTACTOE.start(1)).tolist() == [0]
+    assert best_value(0, 0) == 0
     assert best_moves(0, 0) == list(range(9))
-    assert best_values(np.array([[0b000000011, 0b011000011]])).tolist() == [1]  # 0 and 1 against 6 and 7: 2 wins
+    assert best_value(0b000000011, 0b011000011) == 1  # 0 and 1 against 6 and 7: 2 wins
     assert best_moves(0b000010000, 0b000010011) == [2]  # or the other has the first row

@@ -15,7 +15,7 @@ from corral.core import encoding
 from corral.core.errors import EnvFailed
 from corral.core.spaces import Layout
 from corral.envs.serve.server import SimulatorServer
-from corral.envs.serve.state_errors import problem_of, unpack_state
+from corral.envs.serve.state_errors import problems_of, unpack_state
 from corral.link import protocol as clp
 from corral.link.client.states import row_messages
 from corral.link.control import Budget, Knock, Welcome, to_meta
@@ -182,7 +182,7 @@ def _import(state, kept, over, obs):
     """Status and message of importing this into a Walk; None where it is a state."""
     body = b"".join(bytes(part) for part in encoding.encode([kept, over, obs]))
     head = b"CPY1" + state._layout.to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
-    return problem_of(lambda: unpack_state(state._layout, state._states, 2, head + body))
+    return problems_of(lambda blob: unpack_state(state._layout, state._states, 2, blob), [head + body])[0]
 
 
 @pytest.mark.parametrize(

@@ -11,22 +11,19 @@ import numpy as np
 
 from corral.core.gym_env import EnvFactory
 from corral.core.types import Array, StepBatch, Tree
-from corral.envs.stepping.group import EnvGroup
+from corral.envs.backends.row_vec_env import RowVecEnv
+from corral.envs.stepping.group import EnvGroup, RowEnv
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
-from corral.envs.stepping.live_row import RowEnv
 from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import IDLE, FaultLog, Supervision, Watchdog
-from corral.envs.vec_env import VecEnv
 from corral.snapshot.keepers.choose import make_scratch
 from corral.snapshot.live_env import LiveEnv
 from corral.snapshot.states import States
 
 
-class LocalVecEnv(VecEnv):
+class LocalVecEnv(RowVecEnv):
     """VecEnv without processes. Environments step inside `recv`, in the order of their actions."""
-
-    _log: FaultLog
 
     def __init__(self, factories: Sequence[EnvFactory], name: str, supervision: Supervision, role: str = "train"):
         self.num_envs, self._role = len(factories), role
@@ -45,13 +42,13 @@ class LocalVecEnv(VecEnv):
         self._watchdog = Watchdog(self._mark, supervision.step_timeout_s)
 
     def environment(self, env_id: int) -> gymnasium.Env[Any, Any]:
-        return self._group.environment(env_id)
+        return self._group.envs[env_id]
 
     def live_env(self, env_id: int) -> LiveEnv:
         return RowEnv(self._group, env_id)
 
     def states(self, memory_mb: float = 1024.0) -> States:
-        factories = [self._group.factory(i) for i in range(self.num_envs)]
+        factories = list(self._group.factories.values())
         makers = {id(factory): partial(make_scratch, factory) for factory in factories}
         live = [self.live_env(i) for i in range(self.num_envs)]
         from corral.snapshot.make_states import make_states  # compiles code, so imported only when needed
@@ -62,6 +59,7 @@ class LocalVecEnv(VecEnv):
         in_flight = self._in_flight
         lenient = in_flight.started  # a failing first reset is the user's mistake, a later one a fault
         in_flight.start()
+        self._seed = seed
         self._queue.clear()
         self._rows.flip(in_flight.all_envs)
         self._rows.episode[:] = 0
@@ -75,8 +73,7 @@ class LocalVecEnv(VecEnv):
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         chosen, leaves = self._in_flight.send(env_ids, actions)
-        for row, leaf in zip(self._rows.action, leaves, strict=True):
-            row[chosen.index] = leaf
+        self._rows.write_actions(chosen, leaves)
         self._rows.flip(chosen)
         self._queue.append(chosen)
 
@@ -89,7 +86,7 @@ class LocalVecEnv(VecEnv):
         if due is not None:
             self._watchdog.touch()
             try:
-                self._group.step(due, self._announce)
+                self._group.step(due, lambda done: in_flight.complete(done.mask))
             except BaseException:
                 self.close()
                 raise
@@ -99,30 +96,18 @@ class LocalVecEnv(VecEnv):
         self._group.record()
 
     def state_dict(self) -> dict[str, Any]:
-        self._in_flight.require_idle()
-        return {
-            "identity": self._identity(),
-            "seed": self._group.run_seed,
-            "rows": self._rows.state_dict(self._in_flight.all_envs),
-            "envs": self._group.save(),
-            "faults": self._log.state_dict(),
-        }
+        return super().state_dict() | {"envs": self._group.save()}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
-        in_flight = self._in_flight
-        in_flight.require_new()
-        self._require_identity(state)
-        in_flight.start()
-        self._rows.load_state_dict(state["rows"], in_flight.all_envs)
-        self._log.load_state_dict(state["faults"])
+        self._load_rows(state)
         self._watchdog.touch()
         try:
-            restarted = self._group.load(state["envs"], state["seed"], self._role, self._watchdog.touch)
+            restarted = self._group.load(state["envs"], self._seed, self._role, self._watchdog.touch)
         except BaseException:
             self.close()
             raise
-        in_flight.complete(sum(1 << env_id for env_id in restarted))
-        in_flight.in_flight = 0
+        self._in_flight.complete(sum(1 << env_id for env_id in restarted))
+        self._in_flight.in_flight = 0
         return restarted
 
     def close(self) -> None:
@@ -130,9 +115,6 @@ class LocalVecEnv(VecEnv):
             self._in_flight.closed = True
             self._watchdog.close()
             self._group.close()
-
-    def _announce(self, done: IdSet) -> None:
-        self._in_flight.complete(done.mask)
 
     def _due(self, count: int) -> IdSet | None:
         if count <= 0:

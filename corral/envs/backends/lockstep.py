@@ -13,7 +13,6 @@ import numpy as np
 from corral.core import seeding
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec, StepBatch, Tree
-from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.vec_env import VecEnv
 
@@ -50,9 +49,9 @@ class LockstepVecEnv(VecEnv):
         except BaseException:
             self.close()
             raise
-        n, ids = self.num_envs, self._in_flight.all_envs.ids
-        no, yes = np.zeros(n, np.bool_), np.ones(n, np.bool_)
-        self._batch = StepBatch(ids, obs, np.zeros(n), np.zeros(n), no, no.copy(), None, yes, no.copy(), no.copy())
+        rewards, ends = np.zeros((2, self.num_envs)), np.zeros((2, self.num_envs), np.bool_)
+        self._batch = self._all_rows(obs, *rewards, *ends)
+        self._batch.first[:] = True
         self._in_flight.complete(self._in_flight.all_envs.mask)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
@@ -69,33 +68,32 @@ class LockstepVecEnv(VecEnv):
             self.reset(self.seed)
         wanted, count = in_flight.wanted(min_ready, env_ids)
         if self._stepping:
-            self._finish()
+            self._stepping = False
+            try:
+                self._batch, complete = self._collect()
+            except BaseException:
+                self.close()
+                raise
+            in_flight.complete(in_flight.sets.of(complete).mask)
         ready = in_flight.num_ready(wanted)
         if ready == 0 or (wanted is not None and ready < count):
             raise self._stuck()
-        return self._take(in_flight.take(wanted))
+        batch, chosen = self._batch, in_flight.take(wanted)
+        assert batch is not None
+        if chosen is not in_flight.all_envs:
+            return batch.take(chosen.ids)
+        self._batch = None
+        return batch
 
     def close(self) -> None:
         if not self._in_flight.closed:
             self._in_flight.closed = True
             self._release()
 
-    def _finish(self) -> None:
-        self._stepping = False
-        try:
-            self._batch, complete = self._collect()
-        except BaseException:
-            self.close()
-            raise
-        self._in_flight.complete(self._in_flight.sets.of(complete).mask)
-
-    def _take(self, chosen: IdSet) -> StepBatch:
-        batch = self._batch
-        assert batch is not None
-        if chosen is self._in_flight.all_envs:
-            self._batch = None
-            return batch
-        return batch.take(chosen.ids)
+    def _all_rows(self, obs: Tree, reward: Array, raw_reward: Array, terminated: Array, truncated: Array) -> StepBatch:
+        """A step of all environments, with same-step autoreset and without faults."""
+        ids, ended, no = self._in_flight.all_envs.ids, terminated | truncated, np.zeros(self.num_envs, np.bool_)
+        return StepBatch(ids, obs, reward, raw_reward, terminated, truncated, None, ended, no, ended.copy())
 
     def _stuck(self) -> UserError:
         in_flight = self._in_flight

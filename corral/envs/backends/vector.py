@@ -92,11 +92,8 @@ class VectorVecEnv(LockstepVecEnv):
         leaves, rewards = self._copy(obs), np.array(reward, np.float64).reshape(self.num_envs)
         self._require_good(leaves, rewards)
         terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
-        ended, ids = terminated | truncated, self._in_flight.all_envs.ids
-        batch = StepBatch(
-            ids, self.spec.observation.unflatten(leaves), rewards, rewards.copy(), terminated, truncated, None, ended,
-            np.zeros(self.num_envs, np.bool_), ended.copy(),
-        )  # fmt: skip
+        obs = self.spec.observation.unflatten(leaves)
+        batch, ended = self._all_rows(obs, rewards, rewards.copy(), terminated, truncated), terminated | truncated
         # With same-step autoreset, the infos of an ended row are of its reset; those of the step are in `final_info`.
         same_step = self._mode is AutoresetMode.SAME_STEP
         for source, rows in ((info, ~ended if same_step else None), (info.get("final_info"), ended)):
@@ -177,7 +174,9 @@ def _with_ends(step: StepBatch, ends: StepBatch, due: Array) -> StepBatch:
     """The observations of a step, with the results of the earlier step that ended episodes in the rows that are due."""
     names = ("reward", "raw_reward", "terminated", "truncated", "first", "game_over")
     merged = replace(step, **{name: np.where(due, getattr(ends, name), getattr(step, name)) for name in names})
-    merged.final_obs = tree_map(lambda end, leaf: np.where(_column(due, leaf), end, leaf), ends.obs, step.obs)
+    merged.final_obs = tree_map(
+        lambda end, leaf: np.where(due.reshape(-1, *[1] * (leaf.ndim - 1)), end, leaf), ends.obs, step.obs
+    )
     return merged
 
 
@@ -188,10 +187,6 @@ def _read(info: dict[str, Any], key: str, rows: Array | None, into: Array) -> No
     present = info.get(f"_{key}", np.ones(len(into), np.bool_))
     chosen = present if rows is None else present & rows
     into[chosen] = info[key][chosen]
-
-
-def _column(mask: Array, leaf: Array) -> Array:
-    return mask.reshape(-1, *[1] * (leaf.ndim - 1))
 
 
 def _autoreset_mode(venv: VectorEnv) -> AutoresetMode:

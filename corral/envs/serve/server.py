@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from corral.core.encoding import Buffer
 from corral.core.errors import RunFailed, UserError
 from corral.core.gym_env import EnvFactory, build_env, claim, release
 from corral.core.log import RateLimitedLog
+from corral.core.machine import resident_bytes
 from corral.envs.serve.slots import SlotReply, Slots, max_slots
 from corral.envs.serve.state_errors import BadRequest
 from corral.envs.serve.supervisor import RequestClock
@@ -55,8 +55,8 @@ class _Session:
 
 @dataclass
 class _LearnerGreeting:
-    since: float
-    nonce: bytes
+    since: float = field(default_factory=time.monotonic)
+    nonce: bytes = field(default_factory=new_nonce)
     resumes: _Session | None = None
 
 
@@ -92,7 +92,7 @@ class SimulatorServer:
         self._peer_log = RateLimitedLog(log)
         self.last_learner = time.monotonic()
 
-    def run(self, wait_s: float = 0.0, is_gone: Callable[[], bool] | None = None) -> int:
+    def run(self, wait_s: float = 0.0, is_gone: Callable[[], bool] | None = None) -> None:
         """Serve until the learner that this side connected to ends the run; RunFailed after `wait_s` without one.
 
         Without a learner, `is_gone()` decides whether to stop waiting.
@@ -109,7 +109,6 @@ class SimulatorServer:
                     f"No learner at {', '.join(self._binding.urls)} for {waited:.0f} s: check that it is running "
                     "and reachable."
                 )
-        return 0
 
     def poll(self, timeout_s: float) -> None:
         self._clock.wait()
@@ -132,8 +131,11 @@ class SimulatorServer:
                 self._refuse(wire, clp.Status.E_PROTOCOL, f"no handshake within {_GREETING_S:g} s")
 
     def close(self) -> None:
+        why = {"reason": "the simulator is shutting down"}
         for session in list(self._sessions):
-            self._send(session, Message(clp.Op.CLOSE, clp.NO_REPLY, meta={"reason": "the simulator is shutting down"}))
+            if session.wire is not None:
+                goodbye = Message(clp.Op.CLOSE, clp.NO_REPLY, 0, 0, session.number, self._layout, meta=why)
+                session.wire.send(goodbye.frames())
             self._end(session)
         self._binding.close()
 
@@ -141,15 +143,14 @@ class SimulatorServer:
         wire = event.wire
         if event.lost is not None:
             self._greetings.pop(wire, None)
+        elif event.frames is None and len(self._greetings) >= _MAX_GREETINGS:
+            wire.close()
         elif event.frames is None:
-            if len(self._greetings) >= _MAX_GREETINGS:
-                wire.close()
-                return
-            self._greetings[wire] = _LearnerGreeting(time.monotonic(), new_nonce())
+            self._greetings[wire] = _LearnerGreeting()
             if wire.initiated:
                 self._hello(wire)
         elif wire in self._greetings or not wire.initiated:
-            self._greetings.setdefault(wire, _LearnerGreeting(time.monotonic(), new_nonce()))
+            self._greetings.setdefault(wire, _LearnerGreeting())
             self._handshake(wire, read_message(event.frames))
 
     def _handshake(self, wire: Wire, message: Message) -> None:
@@ -299,7 +300,7 @@ class SimulatorServer:
             return {
                 "slots": self._num_slots, "steps": slots.steps, "episodes": slots.episodes, "faults": slots.faults,
                 "snapshots": len(slots.states or ()), "snapshot_bytes": slots.states.nbytes if slots.states else 0,
-                "rss": _rss(), "work_us": 0,
+                "rss": resident_bytes(), "work_us": 0,
             }  # fmt: skip
         if batch < 1:
             raise BadRequest("no rows")
@@ -333,11 +334,6 @@ class SimulatorServer:
         self._over = wire.initiated and bool((message.meta or {}).get("over"))
         wire.close()
 
-    def _send(self, session: _Session, message: Message) -> None:
-        if session.wire is not None:
-            message.session, message.layout = session.number, self._layout
-            session.wire.send(message.frames())
-
     def _end(self, session: _Session) -> None:
         if session in self._sessions:
             self._sessions.remove(session)
@@ -349,11 +345,3 @@ class SimulatorServer:
 def _last(text: str, most: int) -> str:
     """The last `most` bytes of a text: the end of a traceback tells what happened."""
     return text.encode()[-most:].decode(errors="ignore") if most else ""
-
-
-def _rss() -> int:
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

@@ -18,13 +18,12 @@ from corral.envs.serve.state_errors import (
     Problem,
     failure_of,
     pack_state,
-    problem_of,
+    problems_of,
     require_id,
     unpack_state,
 )
-from corral.envs.stepping.group import EnvGroup
+from corral.envs.stepping.group import EnvGroup, RowEnv
 from corral.envs.stepping.id_set import IdSet, IdSets
-from corral.envs.stepping.live_row import RowEnv
 from corral.envs.stepping.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, EnvRows
 from corral.envs.supervision import IDLE, Fault
 from corral.link import protocol as clp
@@ -85,19 +84,15 @@ class Slots:
         slots, seeds = _columns(payload, batch, "<u4", "<u8")
         chosen = self._choose(slots)
         self._problems.clear()
-        failed = []
         for slot, seed in zip(chosen.numbers, seeds.tolist(), strict=True):
             try:
                 self._group.start(slot, seed % _LARGEST_SEED)
+                self._playing[slot] = True
+                self.episodes += 1
             except (Exception, SystemExit) as error:  # any error is reported in the row
                 self._problems[slot] = clp.Status.E_ENV, f"reset() raised {error!r}"
-                failed.append(slot)
-        self._playing[chosen.ids] = True
-        self._playing[failed] = False
-        self.episodes += batch - len(failed)
-        for slot in failed:  # they have no environment
-            self._rows.flags[slot] = False
-            self._rows.flags[slot, [TRUNCATED, FAULTY]] = True
+                self._playing[slot] = self._rows.flags[slot] = False
+                self._rows.flags[slot, [TRUNCATED, FAULTY]] = True
         return self._answer(chosen)
 
     def step(self, batch: int, payload: Sequence[Buffer], autoreset: bool) -> SlotReply:
@@ -111,8 +106,7 @@ class Slots:
             raise BadRequest("a slot without an episode", clp.Status.E_NO_EPISODE)
         if not autoreset:
             return self._step_once(chosen, actions)
-        for row, leaf in zip(self._rows.action, actions, strict=True):
-            row[chosen.index] = leaf
+        self._rows.write_actions(chosen, actions)
         self._problems.clear()
         self._rows.flip(chosen)
         self._group.step(chosen, lambda done: None)
@@ -122,7 +116,7 @@ class Slots:
     def _step_once(self, chosen: IdSet, actions: list[Array]) -> SlotReply:
         steps = StepRows(self.spec, len(chosen))
         for row, slot in enumerate(chosen.numbers):
-            env = self._group.environment(slot)
+            env = self._group.envs[slot]
             steps.step(row, partial(env.step, self._action_of(actions, row)))
             self._group.replace(slot, env, steps.row(row))
             self._playing[slot] = not steps.is_over(row)
@@ -139,8 +133,7 @@ class Slots:
             require_id(key)
             self._kept().save_env(key, slot)
 
-        pairs = zip(chosen.numbers, ids.tolist(), strict=True)
-        return self._status_reply({row: problem_of(save, *pair) for row, pair in enumerate(pairs)})
+        return self._status_reply(problems_of(save, chosen.numbers, ids.tolist()))
 
     def load(self, batch: int, payload: Sequence[Buffer], want_obs: bool) -> SlotReply:
         slots, ids = _columns(payload, batch, "<u4", "<u8")
@@ -148,15 +141,14 @@ class Slots:
 
         def load(row: int, slot: int, key: int) -> None:
             state = self._get(key)
-            env = self._group.find(slot) or make_scratch(self._factory)
+            env = self._group.envs.get(slot) or make_scratch(self._factory)
             self._kept().load_into(env, state)
             assert state.obs is not None  # a slot always has an observation
             self._group.replace(slot, env, state.obs)
             self._playing[slot] = not state.over
             steps.show(row, state.obs)
 
-        pairs = zip(chosen.numbers, ids.tolist(), strict=True)
-        reply = self._step_reply(steps, {row: problem_of(load, row, *pair) for row, pair in enumerate(pairs)})
+        reply = self._step_reply(steps, problems_of(load, range(batch), chosen.numbers, ids.tolist()))
         return reply if want_obs else SlotReply(reply.payload[:1], reply.messages)
 
     def expand(self, batch: int, payload: Sequence[Buffer]) -> SlotReply:
@@ -175,7 +167,7 @@ class Slots:
             if child and not steps.failed[row]:
                 self._kept().save_scratch(child, state, steps.row(row), steps.is_over(row))
 
-        return self._step_reply(steps, {row: problem_of(expand, row) for row in range(batch)})
+        return self._step_reply(steps, problems_of(expand, range(batch)))
 
     def rollout(self, batch: int, payload: Sequence[Buffer], steps: int) -> SlotReply:
         if len(payload) != 2 or steps < 1:
@@ -193,7 +185,7 @@ class Slots:
                 if last.is_over(row):
                     break
 
-        problems = {row: problem_of(roll, row) for row in range(batch)}
+        problems = problems_of(roll, range(batch))
         last.reward[:] = rewards.sum(1)
         reply = self._step_reply(last, problems)
         return SlotReply([rewards.tobytes(), lengths.tobytes(), *reply.payload], reply.messages)
@@ -208,7 +200,7 @@ class Slots:
                 raise CannotSave("states of this environment cannot be exported")
             blobs[row] = pack_state(self._layout, state)
 
-        reply = self._status_reply({row: problem_of(pack, row, key) for row, key in enumerate(ids.tolist())})
+        reply = self._status_reply(problems_of(pack, range(batch), ids.tolist()))
         sizes = np.array([len(blob) for blob in blobs], "<u8")
         return SlotReply([*reply.payload, sizes.tobytes(), b"".join(blobs)], reply.messages)
 
@@ -218,16 +210,14 @@ class Slots:
         ids, sizes = _columns(payload[:2], batch, "<u8", "<u8")
         if int(sizes.astype(object).sum()) != len(payload[2]):
             raise BadRequest("sizes that are not those of the states")
-        problems, at = {}, 0
+        ends = np.cumsum(sizes).tolist()
+        blobs = [bytes(payload[2][end - size : end]) for size, end in zip(sizes.tolist(), ends, strict=True)]
 
         def unpack(key: int, blob: bytes) -> None:
             require_id(key)
             unpack_state(self._layout, self._kept(), key, blob)
 
-        for row, (key, size) in enumerate(zip(ids.tolist(), sizes.tolist(), strict=True)):
-            problems[row] = problem_of(unpack, key, bytes(payload[2][at : at + size]))
-            at += size
-        return self._status_reply(problems)
+        return self._status_reply(problems_of(unpack, ids.tolist(), blobs))
 
     def read_actions(self, frame: Buffer, rows: int) -> list[Array]:
         try:
@@ -289,25 +279,18 @@ class Slots:
         obs = rows.current(chosen, rows.half(chosen))
         payload: list[Buffer] = [frame, self._obs.write([np.ascontiguousarray(leaf) for leaf in obs], batch)]
         flags = rows.flags[ids]
-        messages: dict[str, str] | None = None
+        messages: dict[str, str] = {}
         if np.count_nonzero(flags) or self._problems:
             ended = flags[:, TERMINATED] | flags[:, TRUNCATED]
             bits = flags[:, TERMINATED] * clp.TERMINATED + flags[:, TRUNCATED] * clp.TRUNCATED
             bits = bits + flags[:, FAULTY] * clp.FAULTY + flags[:, FIRST] * clp.FIRST
             table[FLAGS][:] = bits + (ended & ~flags[:, GAME_OVER] & ~flags[:, FAULTY]) * clp.LIFE
-            messages = self._messages(chosen, table)
+            messages = _write_status(table, {row: self._problems.get(i) for row, i in enumerate(chosen.numbers)})
             good = ids[ended & ~flags[:, FAULTY]]
             self.episodes += int(np.count_nonzero(ended))
             if len(good):
                 payload.append(self._obs.write([leaf[good] for leaf in rows.final], len(good)))
         return SlotReply(payload, messages)
-
-    def _messages(self, chosen: IdSet, table: list[Array]) -> dict[str, str] | None:
-        messages = {}
-        for row, slot in enumerate(chosen.numbers):
-            if slot in self._problems:
-                table[STATUS][row], messages[str(row)] = self._problems[slot]
-        return messages or None
 
     def _report(self, fault: Fault) -> None:
         self.faults += 1

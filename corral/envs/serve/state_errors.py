@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -58,8 +58,12 @@ def require_id(key: int) -> None:
         raise BadRequest("state 0 cannot be kept")
 
 
-def problem_of(do: Callable[..., None], *args: Any) -> Problem | None:
-    """Run an operation on one state; returns status and message of its error, if any."""
+def problems_of(do: Callable[..., None], *columns: Iterable[Any]) -> dict[int, Problem | None]:
+    """Run an operation on the values of each row; returns status and message of its error, if any."""
+    return {row: _problem(do, *values) for row, values in enumerate(zip(*columns, strict=True))}
+
+
+def _problem(do: Callable[..., None], *args: Any) -> Problem | None:
     try:
         do(*args)
     except BadRequest as error:

@@ -11,6 +11,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, MutableSequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -20,19 +21,13 @@ from corral.core import seeding
 from corral.core.errors import EnvFailed
 from corral.core.gym_env import EnvFactory, SharedEnv, build_env, claim, release, require_same_spaces, seeded_reset
 from corral.core.types import Array, EnvSpec
-from corral.envs.stepping.checks import (
-    RowChecks,
-    observation_leaves,
-    read_info,
-    require_good_reset,
-    require_step_tuple,
-    scalar,
-)
+from corral.envs.stepping.checks import RowChecks
 from corral.envs.stepping.id_set import IdSet, IdSets
-from corral.envs.stepping.recorder import Recorder, episode_start, restore
+from corral.envs.stepping.recorder import Recorder
 from corral.envs.stepping.rows import FAULTY, FIRST, EnvRows
 from corral.envs.supervision import IDLE, Fault
 from corral.snapshot.keeper import EpisodeStart
+from corral.snapshot.live_env import LiveEnv
 from corral.snapshot.rng import State
 
 Notify = Callable[[IdSet], None]
@@ -55,6 +50,8 @@ class _Batch:
 class EnvGroup:
     """Some of a VecEnv's environments, by env id."""
 
+    rows: EnvRows
+
     def __init__(
         self,
         factories: Mapping[int, EnvFactory],
@@ -62,17 +59,17 @@ class EnvGroup:
         report: Callable[[Fault], None],
         mark: MutableSequence[int],
     ):
-        self._factories, self._name, self._report = dict(factories), name, report
+        self.factories, self._name, self._report = dict(factories), name, report
         self._mark = mark  # mark[0] is the environment being stepped, for the watchdog
-        self._envs: dict[int, gymnasium.Env[Any, Any]] = {}
+        self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
         self._steps: dict[int, Callable[[Any], Any]] = {}
-        self.run_seed, self._role = 0, "train"
+        self._run_seed, self._role = 0, "train"
         self._slow = False
         self._lengths: dict[int, int] = {}  # lengths of the last episodes
-        self._recorder: Recorder | None = None
+        self.recorder: Recorder | None = None
 
     def build(self) -> EnvSpec:
-        specs = {env_id: self._build(env_id) for env_id in self._factories}
+        specs = {env_id: self._build(env_id) for env_id in self.factories}
         first_id, spec = next(iter(specs.items()))
         for env_id, other in specs.items():
             require_same_spaces(spec, first_id, other, env_id)
@@ -80,84 +77,65 @@ class EnvGroup:
 
     def attach(self, rows: EnvRows, sets: IdSets, mark: MutableSequence[int] | None = None) -> None:
         """Set the rows that results are written to, and optionally a mark that other processes can read."""
-        self._rows, self._sets = rows, sets
+        self.rows, self._sets = rows, sets
         if mark is not None:
             mark[0] = IDLE
             self._mark = mark
         layout = rows.spec.observation
         self._obs_views: tuple[dict[int, list[Array]], ...] = tuple(
-            {i: [leaf[half, i, ...] for leaf in rows.obs] for i in self._factories} for half in (0, 1)
+            {i: [leaf[half, i, ...] for leaf in rows.obs] for i in self.factories} for half in (0, 1)
         )
-        self._final_views = {i: [leaf[i, ...] for leaf in rows.final] for i in self._factories}
+        self._final_views = {i: [leaf[i, ...] for leaf in rows.final] for i in self.factories}
         first = layout.leaves[0]
         row_views = tuple({i: views[0] for i, views in half.items()} for half in self._obs_views)
         self._simple = (row_views, first.shape, first.dtype if layout.single else None)
-        self._checks = RowChecks(rows)
+        self._checks = RowChecks(rows, self._name)
 
     def reset(self, ids: Array, run_seed: int, role: str, *, lenient: bool = False) -> None:
         """Start a seeded episode in each environment. A failing reset raises; with `lenient`, it counts as a fault."""
-        self.run_seed, self._role = run_seed, role
-        rows = self._rows
+        self._run_seed, self._role = run_seed, role
+        rows = self.rows
         for env_id in ids.tolist():
             try:
                 self.start(env_id, seeding.env_seed(run_seed, role, env_id, int(rows.episode[env_id])))
             except (Exception, SystemExit) as error:
                 if not lenient:
                     raise
-                self._fault(env_id, "raised", "in reset():\n" + _trace(error))
+                self._report(rows.fault(env_id, "raised", "in reset():\n" + _trace(error)))
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
                 self._first(env_id)
 
     def start(self, env_id: int, seed: int) -> None:
-        rows = self._rows
-        if env_id not in self._envs:
+        rows = self.rows
+        if env_id not in self.envs:
             require_same_spaces(rows.spec, env_id, self._build(env_id), env_id)
         self._mark[0] = env_id
         rows.seed[env_id], rows.step[env_id] = seed, 0
         obs = self._seeded_reset(env_id, seed)
-        require_good_reset(self._rows.spec.observation, obs, env_id, self._name)
-        self._put(self._obs_views[rows.phase[env_id]][env_id], obs, env_id)
+        self._checks.require_good_reset(obs, env_id)
+        self._put(rows.last_obs(env_id), obs, env_id)
         self._first(env_id)
         self._mark[0] = IDLE
 
     def _first(self, env_id: int) -> None:
-        rows = self._rows
+        rows = self.rows
         rows.reward[env_id] = rows.raw_reward[env_id] = 0.0
         rows.flags[env_id] = False
         rows.flags[env_id, FIRST] = True
 
-    def environment(self, env_id: int) -> gymnasium.Env[Any, Any]:
-        return self._envs[env_id]
-
-    def find(self, env_id: int) -> gymnasium.Env[Any, Any] | None:
-        return self._envs.get(env_id)
-
-    def factory(self, env_id: int) -> EnvFactory:
-        return self._factories[env_id]
-
     def replace(self, env_id: int, env: gymnasium.Env[Any, Any], obs: list[Array]) -> None:
-        if self._envs.get(env_id, env) is not env:
-            _close(self._envs[env_id])
+        """Use this environment, whose episode is at `obs`. How to repeat that is unknown until the next one."""
+        if self.envs.get(env_id, env) is not env:
+            _close(self.envs[env_id])
         self._own(env_id, env)
-        for view, value in zip(self._obs_views[self._rows.phase[env_id]][env_id], obs, strict=True):
+        for view, value in zip(self.rows.last_obs(env_id), obs, strict=True):
             view[...] = value
-
-    def last_obs(self, env_id: int) -> list[Array]:
-        return self._obs_views[int(self._rows.phase[env_id])][env_id]
-
-    def episode_start(self, env_id: int) -> EpisodeStart | None:
-        if self._recorder is None:
-            return None
-        layout, seed, last_obs = self._rows.spec.observation, int(self._rows.seed[env_id]), self.last_obs(env_id)
-        return episode_start(self._recorder, env_id, self._envs[env_id], seed, layout, last_obs)
-
-    def forget(self, env_id: int) -> None:
-        if self._recorder is not None:
-            self._recorder.forget(env_id)
+        if self.recorder is not None:
+            self.recorder.forget(env_id)
 
     def step(self, chosen: IdSet, notify: Notify) -> None:
         """Step each environment with its row's action; call `notify` as results become complete."""
-        rows, mark, steps = self._rows, self._mark, self._steps
+        rows, mark, steps = self.rows, self._mark, self._steps
         row_views, shape, dtype = self._simple  # the common case, one array, is written without a call
         phases = rows.phase[chosen.index].tolist()
         # Usually all rows write to the same half, which then need not be looked up again.
@@ -165,23 +143,25 @@ class EnvGroup:
         start, batch = time.perf_counter(), _Batch()
         rewards = batch.rewards
         one_by_one = self._slow
-        if self._recorder is not None:
-            self._recorder.acted(chosen)
+        if self.recorder is not None:
+            self.recorder.acted(chosen)
         for env_id, phase, action in zip(chosen.numbers, phases, rows.actions(chosen), strict=True):
             mark[0] = env_id
             try:
                 obs, reward, terminated, truncated, info = steps[env_id](action)
             except (Exception, SystemExit) as error:
-                self._recover(env_id, error)
+                self._checks.require_step_tuple(error, env_id)
+                self._report(rows.fault(env_id, "raised", _trace(error), later=1))
+                self._rebuild(env_id, int(rows.episode[env_id]) + 1)
                 batch.lost.append(env_id)
                 rewards.append(0.0)
             else:
                 if type(reward) is np.ndarray:  # read now: the environment may reuse it
-                    reward = scalar(reward, env_id, self._name)
+                    reward = self._checks.scalar(reward, env_id)
                 rewards.append(reward)
                 life_lost = False
                 if info:
-                    raw_reward, life_lost = read_info(info, env_id, self._name)
+                    raw_reward, life_lost = self._checks.read_info(info, env_id)
                     if raw_reward is not None:
                         batch.raw_rewards[env_id] = raw_reward
                 if terminated or truncated:
@@ -202,55 +182,48 @@ class EnvGroup:
         self._slow = time.perf_counter() - start > _SLOW_STEP_S * len(phases)
 
     def record(self) -> Recorder:
-        if self._recorder is None:
-            self._recorder = Recorder(self._rows)
-        return self._recorder
+        if self.recorder is None:
+            self.recorder = Recorder(self.rows)
+        return self.recorder
 
     def save(self) -> dict[str, State]:
         """What restores each environment, by id; those that cannot be restored are missing."""
-        if self._recorder is None:
+        if self.recorder is None:
             return {}
-        saved = {str(env_id): self._recorder.save(env_id, env) for env_id, env in self._envs.items()}
+        saved = {str(env_id): self.recorder.save(env_id, env) for env_id, env in self.envs.items()}
         return {env_id: state for env_id, state in saved.items() if state is not None}
 
-    def load(
-        self, saved: Mapping[str, State], run_seed: int, role: str, alive: Callable[[], None] = lambda: None
-    ) -> list[int]:
+    def load(self, saved: Mapping[str, State], run_seed: int, role: str, alive: Callable[[], None]) -> list[int]:
         """Restore environments from `save()`; returns the ids that start a new episode because restoring failed. The
         rows hold the saved observations, seeds and counters. `alive` is called repeatedly.
         """
-        self.run_seed, self._role = run_seed, role
-        recorder, restarted = self.record(), []
-        for env_id in self._factories:
+        self._run_seed, self._role = run_seed, role
+        rows, recorder, restarted = self.rows, self.record(), []
+        for env_id in self.factories:
             self._mark[0] = env_id
-            obs = self._obs_views[self._rows.phase[env_id]][env_id]
-            if not restore(recorder, env_id, self._envs[env_id], saved.get(str(env_id)), obs, alive):
-                self._restart(env_id)
+            if not recorder.restore(env_id, self.envs[env_id], saved.get(str(env_id)), alive):
+                rows.episode[env_id] += 1
+                rows.step[env_id] = 0
+                self._first(env_id)
+                self._rebuild(env_id, int(rows.episode[env_id]))
                 restarted.append(env_id)
         self._mark[0] = IDLE
         return restarted
 
-    def _restart(self, env_id: int) -> None:
-        rows = self._rows
-        rows.episode[env_id] += 1
-        rows.step[env_id] = 0
-        self._first(env_id)
-        self._rebuild(env_id, int(rows.episode[env_id]))
-
     def close(self) -> None:
-        for env in self._envs.values():
+        for env in self.envs.values():
             _close(env)
-        self._envs.clear()
+        self.envs.clear()
         self._steps.clear()  # bound methods, which would keep the environments alive
 
     def _finish(self, chosen: IdSet, half: int | None, batch: _Batch, notify: Notify) -> None:
         """Write the results of the whole batch, check their values, and announce them."""
-        rows, rewards, index = self._rows, batch.rewards, chosen.index
+        rows, rewards, index = self.rows, batch.rewards, chosen.index
         try:
             good = math.isfinite(sum(rewards))
             values = np.array(rewards, np.float64)
         except (TypeError, ValueError):  # not all of them are plain numbers
-            rewards = [scalar(r, i, self._name) for r, i in zip(rewards, chosen.numbers, strict=True)]
+            rewards = [self._checks.scalar(r, i) for r, i in zip(rewards, chosen.numbers, strict=True)]
             values = np.array(rewards, np.float64)
             good = math.isfinite(sum(rewards))
         rows.reward[index] = values
@@ -273,91 +246,86 @@ class EnvGroup:
         notify(chosen)
 
     def _find_bad(self, ids: Iterable[int]) -> None:
-        rows = self._rows
+        rows = self.rows
         for env_id in ids:
             ended = bool(rows.flags[env_id, FIRST])
-            views = self._obs_views[rows.phase[env_id]][env_id]
+            views = rows.last_obs(env_id)
             next_bad = not self._checks.obs(env_id)
             rewards = rows.reward[env_id], rows.raw_reward[env_id]
             step_bad = not np.isfinite(rewards).all() or (ended and not self._checks.finals([env_id]))
             if rows.flags[env_id, FAULTY] or not (next_bad or step_bad):
                 continue
             if not ended:
-                self._fault(env_id, *self._checks.describe("its step", views, rewards[0]))
+                self._report(rows.fault(env_id, *self._checks.describe("its step", views, rewards[0])))
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
                 self._write_faulty_row(env_id)
                 continue
             # The episode is over and counted: separate faults of its last step from those of the reset.
             if step_bad:
                 found = self._checks.describe("its last step", self._final_views[env_id], rewards[0])
-                self._fault(env_id, *found, int(rows.episode[env_id]) - 1, self._lengths[env_id])
+                fault = rows.fault(env_id, *found)
+                self._report(replace(fault, episode=fault.episode - 1, step=self._lengths[env_id]))
                 self._write_faulty_row(env_id, episode_over=False)
             else:
-                self._fault(env_id, *self._checks.describe("its reset", views))
+                self._report(rows.fault(env_id, *self._checks.describe("its reset", views)))
             self._rebuild(env_id, int(rows.episode[env_id]))
 
     def _write_faulty_row(self, env_id: int, *, episode_over: bool = True) -> None:
-        self._rows.mark_lost(env_id)
-        self._rows.step[env_id] = 0
-        self._rows.episode[env_id] += int(episode_over)
+        self.rows.mark_lost(env_id)
+        self.rows.step[env_id] = 0
+        self.rows.episode[env_id] += int(episode_over)
 
     def _put(self, views: list[Array], obs: Any, env_id: int) -> None:
         """Copy an observation into its row, refusing values that would be broadcast or wrapped around."""
         if type(obs) is np.ndarray and obs.dtype is self._simple[2] and obs.shape == self._simple[1]:
             views[0][...] = obs
             return
-        values = observation_leaves(self._rows.spec.observation, obs, env_id, self._name)
-        for view, value in zip(views, values, strict=True):
+        for view, value in zip(views, self._checks.leaves(obs, env_id), strict=True):
             view[...] = value
 
-    def _recover(self, env_id: int, error: BaseException) -> None:
-        require_step_tuple(error, env_id, self._name)
-        self._fault(env_id, "raised", _trace(error), at_step=int(self._rows.step[env_id]) + 1)
-        self._rebuild(env_id, int(self._rows.episode[env_id]) + 1)
-
     def _seeded_reset(self, env_id: int, seed: int) -> Any:
-        if self._recorder is not None:
-            self._recorder.seeded(env_id, self._envs[env_id], seed)
-        return seeded_reset(self._envs[env_id], seed)[0]
+        if self.recorder is not None:
+            self.recorder.seeded(env_id, self.envs[env_id], seed)
+        return seeded_reset(self.envs[env_id], seed)[0]
 
     def _next_episode(self, env_id: int, phase: int, *, life_lost: bool) -> None:
-        if self._recorder is not None and not life_lost:
-            self._recorder.next_game(env_id, self._envs[env_id])
+        if self.recorder is not None and not life_lost:
+            self.recorder.next_game(env_id, self.envs[env_id])
         try:
-            obs = self._envs[env_id].reset()[0]
+            obs = self.envs[env_id].reset()[0]
         except (Exception, SystemExit) as error:
-            self._fault(env_id, "raised", "in reset():\n" + _trace(error))
-            self._rebuild(env_id, int(self._rows.episode[env_id]) + 1)
+            self._report(self.rows.fault(env_id, "raised", "in reset():\n" + _trace(error)))
+            self._rebuild(env_id, int(self.rows.episode[env_id]) + 1)
         else:
             self._put(self._obs_views[phase][env_id], obs, env_id)
 
     def _build(self, env_id: int) -> EnvSpec:
         self._mark[0] = env_id
-        env, spec = build_env(self._factories[env_id], self._name)
+        env, spec = build_env(self.factories[env_id], self._name)
         self._own(env_id, env)
         self._mark[0] = IDLE
         return spec
 
     def _own(self, env_id: int, env: gymnasium.Env[Any, Any]) -> None:
         claim(env, self)
-        self._envs[env_id], self._steps[env_id] = env, env.step
+        self.envs[env_id], self._steps[env_id] = env, env.step
 
     def _rebuild(self, env_id: int, episode: int) -> None:
         """Replace a failed environment and store `episode`'s first observation; EnvFailed after several attempts. The
         factory may return the failed object again, which is reset, but not another row's.
         """
-        rows = self._rows
+        rows = self.rows
         for attempt in range(_REBUILD_TRIES):
-            if env_id in self._envs:
-                _close(self._envs.pop(env_id))
+            if env_id in self.envs:
+                _close(self.envs.pop(env_id))
             try:
                 spec = self._build(env_id)
                 require_same_spaces(rows.spec, env_id, spec, env_id)
-                seed = seeding.env_seed(self.run_seed, self._role, env_id, episode, attempt)
+                seed = seeding.env_seed(self._run_seed, self._role, env_id, episode, attempt)
                 obs = self._seeded_reset(env_id, seed)
-                self._put(self.last_obs(env_id), obs, env_id)
+                self._put(rows.last_obs(env_id), obs, env_id)
                 if not self._checks.obs(env_id):
-                    raise ValueError(self._checks.describe("the reset after the restart", self.last_obs(env_id))[1])
+                    raise ValueError(self._checks.describe("the reset after the restart", rows.last_obs(env_id))[1])
                 rows.seed[env_id] = seed
                 return
             except SharedEnv:
@@ -367,13 +335,32 @@ class EnvGroup:
                 time.sleep(min(1.0, 0.05 * 2**attempt))
         raise EnvFailed(f"Environment {env_id} ({self._name}) could not be restarted:\n{last}")
 
-    def _fault(
-        self, env_id: int, kind: str, detail: str, episode: int | None = None, at_step: int | None = None
-    ) -> None:
-        rows = self._rows
-        episode = int(rows.episode[env_id]) if episode is None else episode
-        step = int(rows.step[env_id]) if at_step is None else at_step
-        self._report(Fault(env_id, kind, int(rows.seed[env_id]), episode, step, detail))
+
+class RowEnv(LiveEnv):
+    """An environment of a group, which may rebuild it, and starts the next episode as soon as one ends."""
+
+    over = False
+
+    def __init__(self, group: EnvGroup, env_id: int):
+        self._group, self._env_id = group, env_id
+
+    @property
+    def env(self) -> gymnasium.Env[Any, Any]:
+        return self._group.envs[self._env_id]
+
+    def record(self) -> None:
+        self._group.record()
+
+    def last_obs(self) -> list[Array]:
+        return [view.copy() for view in self._group.rows.last_obs(self._env_id)]
+
+    def episode_start(self) -> EpisodeStart | None:
+        recorder = self._group.recorder
+        return None if recorder is None else recorder.episode_start(self._env_id, self.env)
+
+    def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
+        assert obs is not None  # a row always has one
+        self._group.replace(self._env_id, self.env, obs)
 
 
 def _close(env: gymnasium.Env[Any, Any]) -> None:

@@ -57,18 +57,15 @@ class PendingFaults:
 
     def complete(self, results: IdSet) -> None:
         """Mark results as ready to be received, or as the new episodes that faulty rows wait for."""
-        done = self._without(results) if self.any_pending else results
-        if done is not None:
-            self._in_flight.complete(done.mask)
-            self.fresh &= ~done.mask
-
-    def _without(self, done: IdSet) -> IdSet | None:
-        """Handle results that start a new episode after a fault; returns the ordinary results."""
-        ids = done.ids
-        lost = self._lost[ids]
-        self._restarted[ids[lost]] = True
-        self.deliver(ids[lost & self._in_flight.is_in_flight(ids)])
-        return None if lost.all() else self._in_flight.sets.of(ids[~lost])
+        if self.any_pending:
+            ids, lost = results.ids, self._lost[results.ids]
+            self._restarted[ids[lost]] = True
+            self.deliver(ids[lost & self._in_flight.is_in_flight(ids)])
+            if lost.all():
+                return
+            results = self._in_flight.sets.of(ids[~lost])
+        self._in_flight.complete(results.mask)
+        self.fresh &= ~results.mask
 
     def deliver(self, ids: Array) -> Array:
         """Deliver the faulty rows due among `ids`, all in flight; returns the remaining ids."""

@@ -1,8 +1,8 @@
 """Restoring environments in another process: by replaying their actions, or by the state they declare.
 
 A simulator's state cannot be copied in general, but its history can be repeated. A `Recorder` records how each
-environment's current game began (the seed, or the state of its RNGs) and every action since. `replay` repeats them in a
-new environment and checks that the result is the same bit for bit.
+environment's current game began (the seed, or the state of its RNGs) and every action since. It repeats them in a new
+environment and checks that the result is the same bit for bit.
 
 - While an environment has made few steps since it was seeded, everything since then is replayed, so state that it keeps
   between episodes is restored as well. Later, only the current game is replayed.
@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from corral.core.gym_env import Env
-from corral.core.spaces import Layout
 from corral.core.types import Array
 from corral.envs.stepping.id_set import IdSet, SetCache
 from corral.envs.stepping.rows import EnvRows
@@ -35,10 +34,6 @@ from corral.snapshot.rng import Generators, State, find_generators, read_generat
 log = logging.getLogger("corral.envs")
 
 _BOUND_EVERY = 1024  # calls
-
-
-class NotRestored(Exception):
-    """The result differs from what was saved, or could not be computed."""
 
 
 class _History:
@@ -86,7 +81,7 @@ class Recorder:
     """The histories of some environments."""
 
     def __init__(self, rows: EnvRows):
-        self.rows = rows
+        self._rows = rows
         self._sizes = [leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in rows.spec.action.leaves]
         self._record = max(1, sum(self._sizes))
         self._histories: defaultdict[int, _History] = defaultdict(lambda: _History(self._record))
@@ -141,16 +136,64 @@ class Recorder:
             "generators_now": read_generators(find_generators(env)),
         }
 
-    def load(self, env_id: int, state: State) -> None:
-        if state["kind"] == "replay":
-            history = self._histories[env_id]
-            history.begin(state["seed"], state["generators"])
-            history.actions += state["actions"].tobytes()
-            history.game = None if state["game"] is None else (state["game"]["at"], state["game"]["generators"])
+    def restore(self, env_id: int, env: Env, state: State | None, alive: Callable[[], None]) -> bool:
+        """Bring a new environment to a saved state, whose observation is in its row; returns success."""
+        if state is None:
+            return False
+        history, seed = self._histories[env_id], int(self._rows.seed[env_id])
+        try:
+            if state["kind"] == "declared":
+                write_declared(env, state, seed)
+                return True
+            _, steps = self._replay(env, state, seed, self._rows.last_obs(env_id), alive)
+            if steps != self._rows.step[env_id]:
+                return False
+        except (Exception, SystemExit):  # on any error, a new episode starts
+            return False
+        history.begin(state["seed"], state["generators"])
+        history.actions += state["actions"].tobytes()
+        history.game = None if state["game"] is None else (state["game"]["at"], state["game"]["generators"])
+        return True
 
-    def actions(self, state: State) -> Iterator[Any]:
+    def episode_start(self, env_id: int, env: Env) -> EpisodeStart | None:
+        """How to bring another environment to the same state; None if that is not recorded."""
+        state, seed = self.save(env_id, env), int(self._rows.seed[env_id])
+        if state is None or state["kind"] != "replay":
+            return None
+        last_obs = [view.copy() for view in self._rows.last_obs(env_id)]
+
+        def repeat(other: Env) -> Any:
+            return self._replay(other, state, seed, last_obs, lambda: None)[0]
+
+        return EpisodeStart(repeat, 1000 + int(state["actions"].nbytes))
+
+    def _replay(
+        self, env: Env, state: State, seed: int, last_obs: list[Array], alive: Callable[[], None]
+    ) -> tuple[Any, int]:
+        """Repeat a recording in a new environment; returns its observation, and the steps of its episode. `seed` is the
+        last one that the environment got; `alive` is called at every step. CannotSave if the observation or the RNGs
+        differ from those saved.
+        """
+        if state["seed"] is None:
+            env.reset(seed=seed)  # builds what only a first reset builds
+        write_generators(find_generators(env), state["generators"])
+        obs, _ = env.reset(seed=state["seed"]) if state["seed"] is not None else env.reset()
+        steps = 0
+        for action in self._actions(state):
+            alive()
+            obs, _, terminated, truncated, _ = env.step(action)
+            steps += 1
+            if terminated or truncated:
+                obs, _ = env.reset()
+                steps = 0
+        same = same_state(read_generators(find_generators(env)), state["generators_now"])
+        if not (same and same_observation(self._rows.spec.observation, obs, last_obs)):
+            raise CannotSave("replaying its actions led to a different state: it is not deterministic")
+        return obs, steps
+
+    def _actions(self, state: State) -> Iterator[Any]:
         """The actions of a saved state, one by one, each a copy that an environment may keep."""
-        layout, data, start = self.rows.spec.action, state["actions"], 0
+        layout, data, start = self._rows.spec.action, state["actions"], 0
         columns = []
         for leaf, size in zip(layout.leaves, self._sizes, strict=True):
             column = np.ascontiguousarray(data[:, start : start + size]).view(np.uint8)
@@ -160,7 +203,7 @@ class Recorder:
             yield layout.unflatten([column[t].copy() for column in columns])
 
     def _bytes(self, chosen: IdSet) -> bytes:
-        leaves = [rows[chosen.index] for rows in self.rows.action]
+        leaves = [rows[chosen.index] for rows in self._rows.action]
         if len(leaves) == 1:
             return leaves[0].tobytes()
         flat = [np.ascontiguousarray(leaf).view(np.uint8).reshape(len(chosen), -1) for leaf in leaves if leaf.size]
@@ -178,49 +221,6 @@ class Recorder:
         return None
 
 
-def restore(
-    recorder: Recorder, env_id: int, env: Env, state: State | None, obs: list[Array], alive: Callable[[], None]
-) -> bool:
-    """Restore a new environment to a saved state and compare its observation with `obs`; returns success."""
-    rows = recorder.rows
-    seed = int(rows.seed[env_id])
-    try:
-        if state is None:
-            return False
-        if state["kind"] == "declared":
-            write_declared(env, state, seed)
-        else:
-            shown, steps = replay(env, state, seed, recorder.actions(state), alive)
-            if steps != rows.step[env_id] or not same_observation(rows.spec.observation, shown, obs):
-                return False
-    except (Exception, SystemExit):  # on any error, a new episode starts
-        return False
-    recorder.load(env_id, state)
-    return True
-
-
-def replay(env: Env, state: State, seed: int, actions: Iterator[Any], alive: Callable[[], None]) -> tuple[Any, int]:
-    """Repeat a recording in a new environment; returns its observation, and the steps of its episode. `seed` is the
-    last one that the environment got; `alive` is called at every step. NotRestored if the environment's RNGs are not in
-    the saved states.
-    """
-    if state["seed"] is None:
-        env.reset(seed=seed)  # builds what only a first reset builds
-    write_generators(find_generators(env), state["generators"])
-    obs, _ = env.reset(seed=state["seed"]) if state["seed"] is not None else env.reset()
-    steps = 0
-    for action in actions:
-        alive()
-        obs, _, terminated, truncated, _ = env.step(action)
-        steps += 1
-        if terminated or truncated:
-            obs, _ = env.reset()
-            steps = 0
-    if not same_state(read_generators(find_generators(env)), state["generators_now"]):
-        raise NotRestored
-    return obs, steps
-
-
 def _not_plain(state: Any, name: str = "its state_dict()") -> str | None:
     """Names the value in a state that cannot be written to a file, or None."""
     if isinstance(state, dict):
@@ -234,23 +234,3 @@ def _not_plain(state: Any, name: str = "its state_dict()") -> str | None:
         return None if state.dtype.kind in "biuf" else f"{name} is an array of {state.dtype}"
     plain = state is None or isinstance(state, (bool, int, float, str))
     return None if plain else f"{name} is a {type(state).__name__}"
-
-
-def episode_start(
-    recorder: Recorder, env_id: int, env: Env, seed: int, layout: Layout, last_obs: list[Array]
-) -> EpisodeStart | None:
-    """How to bring another environment to the same state; None if that is not recorded."""
-    state, expected = recorder.save(env_id, env), [view.copy() for view in last_obs]
-    if state is None or state["kind"] != "replay":
-        return None
-
-    def repeat(other: Env) -> Any:
-        try:
-            obs, _ = replay(other, state, seed, recorder.actions(state), lambda: None)
-        except NotRestored:
-            obs = None
-        if obs is None or not same_observation(layout, obs, expected):
-            raise CannotSave("replaying its actions led to a different state: it is not deterministic")
-        return obs
-
-    return EpisodeStart(repeat, 1000 + int(state["actions"].nbytes))

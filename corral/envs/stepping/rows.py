@@ -94,6 +94,10 @@ class EnvRows:
             views = self._cached_views[chosen] = halves, self.table[chosen.index]
         return views
 
+    def write_actions(self, chosen: IdSet, leaves: list[Array]) -> None:
+        for row, leaf in zip(self.action, leaves, strict=True):
+            row[chosen.index] = leaf
+
     def actions(self, chosen: IdSet) -> list[Any]:
         """One action per environment, copied, so that an environment may keep it."""
         layout = self.spec.action
@@ -113,6 +117,10 @@ class EnvRows:
         if half is None:
             return [leaf[self.phase[chosen.ids], chosen.ids] for leaf in self.obs]
         return [leaf[half][chosen.index] for leaf in self.obs]
+
+    def last_obs(self, env_id: int) -> list[Array]:
+        """Views of one row's current observation."""
+        return [leaf[self.phase[env_id], env_id, ...] for leaf in self.obs]
 
     def state_dict(self, all_envs: IdSet) -> dict[str, Any]:
         leaves = self.current(all_envs, self.half(all_envs))

@@ -61,6 +61,11 @@ class StateReplies:
     def obs(self) -> Tree | None:
         return self._layout.unflatten(self.leaves) if self.leaves else None
 
+    def outcomes(self) -> list[bytes]:
+        """Everything that each row shows, to compare steps."""
+        columns: list[Array] = [self.reward, self.flags, self.to_play, *self.leaves]
+        return [b"".join(column[row].tobytes() for column in columns) for row in range(len(self.flags))]
+
     def require_good(self, what: str) -> None:
         bad = np.flatnonzero(self.status)
         if len(bad):

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from corral.core.machine import resident_bytes
 from corral.core.types import Array
 from corral.runs.callbacks.progress import brief, duration
 from corral.runs.checkpoint import MANIFEST
@@ -60,8 +61,8 @@ def look(folder: RunFolder) -> View:
     lines += _checkpoints(folder.checkpoints)
     lines.append(("events", _events(folder, columns)))
     lines += _processes(folder, columns) if state == "running" else []
-    memory = _rss(pid) if pid is not None else None
-    if memory is not None:
+    memory = pid and resident_bytes(pid)
+    if memory:
         lines.append(("memory", f"{memory / 2**20:,.0f} MB"))
     return View(state, lines)
 
@@ -125,7 +126,7 @@ def _processes(folder: RunFolder, columns: dict[str, Array]) -> list[tuple[str, 
         return []
     lines = []
     for process in processes:
-        memory = _rss(process["pid"]) if process["pid"] else None
+        memory = process["pid"] and resident_bytes(process["pid"])
         facts = [f"pid {process['pid']}" if process["alive"] else "crashed, restarting"]
         facts += [f"lag {process['lag']}"] if "lag" in process else []
         facts += [f"{process['restarts']} restarts"] if process["restarts"] else []
@@ -175,13 +176,5 @@ def _spark(values: Array) -> str:
 def _age(path: Path) -> float | None:
     try:
         return max(time.time() - path.stat().st_mtime, 0.0)
-    except OSError:
-        return None
-
-
-def _rss(pid: int) -> int | None:
-    """Resident bytes of a process on this machine, if known."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") or None
     except OSError:
         return None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,6 +13,7 @@ from gymnasium.wrappers import TimeLimit
 
 from corral.core.errors import EnvFailed, UserError
 from corral.core.gym_env import legal, sample_actions
+from corral.core.machine import resident_bytes
 from corral.core.spaces import Layout
 from corral.core.types import tree_map
 from corral.planning.snapshots import Snapshots
@@ -240,21 +239,13 @@ def cost(subject: Subject) -> Outcome:
 
 def _time(call: Callable[[], None], rows: int) -> tuple[float, float]:
     """Seconds per row of a call, and the growth of this process in bytes over many calls, after the first ones."""
-    begin, before, count = time.perf_counter(), _memory(), 0
+    begin, before, count = time.perf_counter(), resident_bytes(), 0
     while count < _CYCLES and time.perf_counter() - begin < _CYCLES_S:
         call()
         count += rows
         if count - rows < _CYCLES // 4 <= count:
-            before = _memory()
-    return (time.perf_counter() - begin) / count, (_memory() - before if count > _CYCLES // 4 else 0.0)
-
-
-def _memory() -> float:
-    """Resident memory of this process in bytes; 0 if unknown."""
-    try:
-        return float(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
-    except OSError:
-        return 0.0
+            before = resident_bytes()
+    return (time.perf_counter() - begin) / count, (resident_bytes() - before if count > _CYCLES // 4 else 0.0)
 
 
 def _affordable(subject: Subject) -> int:

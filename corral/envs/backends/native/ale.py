@@ -69,19 +69,8 @@ class AleVecEnv(LockstepVecEnv):
         self._step_pending = False
         obs, reward, terminated, truncated, info = self._venv.recv()
         raw_reward = reward.astype(np.float64)
-        n = self.num_envs
-        batch = StepBatch(
-            self._in_flight.all_envs.ids,
-            obs,
-            raw_reward.clip(-1.0, 1.0) if self._suite.clip_reward else raw_reward.copy(),
-            raw_reward,
-            terminated,
-            truncated,
-            None,
-            terminated | truncated,
-            np.zeros(n, np.bool_),
-            np.zeros(n, np.bool_),
-        )
+        clipped = raw_reward.clip(-1.0, 1.0) if self._suite.clip_reward else raw_reward.copy()
+        batch = self._all_rows(obs, clipped, raw_reward, terminated, truncated)
         self._age += 1
         self._min_age += 1
         lives, frame = info["lives"], info["episode_frame_number"]
@@ -89,19 +78,15 @@ class AleVecEnv(LockstepVecEnv):
         if batch.first.any():
             # After a game the emulator restarts its frame count and has all lives again.
             life_lost = batch.first & (frame > self._frame) & (lives < self._lives)
-            batch.game_over = batch.first & ~life_lost
-            batch.final_obs = self._new_episodes(obs, info["final_obs"], batch)
+            batch.game_over &= ~life_lost
+            # ALE returns the final observations after games only.
+            batch.final_obs = info["final_obs"]
+            batch.final_obs[~batch.game_over] = obs[~batch.game_over]
+            self._pad_new_stacks(batch.final_obs)
+            self._age[batch.first] = self._min_age = 0
+            self._pad(obs, np.flatnonzero(batch.first))
         self._lives, self._frame = lives, frame
         return batch, self._in_flight.all_envs.ids
-
-    def _new_episodes(self, obs: Array, final: Array, batch: StepBatch) -> Array:
-        """Complete the final observations, which ALE returns after games only, and restart the frame stacks."""
-        continues = ~batch.game_over
-        final[continues] = obs[continues]
-        self._pad_new_stacks(final)
-        self._age[batch.first] = self._min_age = 0
-        self._pad(obs, np.flatnonzero(batch.first))
-        return final
 
     def _pad_new_stacks(self, stacks: Array) -> None:
         if self._min_age < self._suite.stack - 1:

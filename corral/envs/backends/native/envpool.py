@@ -63,8 +63,7 @@ class EnvPoolVecEnv(VecEnv):
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         chosen, leaves = self._in_flight.send(env_ids, actions)
-        for row, leaf in zip(self._rows.action, leaves, strict=True):
-            row[chosen.index] = leaf
+        self._rows.write_actions(chosen, leaves)
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         in_flight = self._in_flight
@@ -94,17 +93,14 @@ class EnvPoolVecEnv(VecEnv):
         rows.flags[ids] = flags
         self._write(ids, obs)
         if ended.any():
-            self._next_episodes(ids[ended])
+            over = ids[ended]
+            for final, last in zip(rows.final, rows.obs, strict=True):
+                final[over] = last[0, over]
+            rows.step[over] = 0
+            self._write(over, self._pool.reset(over.astype(np.int32))[0])
         if not np.isfinite(rows.reward[ids]).all():
             raise self._not_finite(ids[~np.isfinite(rows.reward[ids])])
         self._in_flight.complete(chosen.mask)
-
-    def _next_episodes(self, ids: Array) -> None:
-        rows = self._rows
-        for final, obs in zip(rows.final, rows.obs, strict=True):
-            final[ids] = obs[0, ids]
-        rows.step[ids] = 0
-        self._write(ids, self._pool.reset(ids.astype(np.int32))[0])
 
     def _write(self, ids: Array, obs: Tree) -> None:
         values = self.spec.observation.flatten(obs)

@@ -3,8 +3,8 @@
       caller's process                          worker process (fresh interpreter, runtimes/child.py)
    vec_env.py  ProcessVecEnv                 child.py   main(): serve until CLOSE or the parent is gone
      | send/recv, replace lost workers         | step(ids)
-   handle.py   WorkerHandle                  ../remote/worker.py -> stepping/group.py -> gymnasium.Env.step
-     | start, exit report, kill                |
+     | WorkerHandle: start, report, kill     ../remote/worker.py -> stepping/group.py -> gymnasium.Env.step
+     |                                         |
    channel.py  STEP ids  ------------------> channel.py
                <------------------ READY ids
    stepping/rows.py  EnvRows  == one memfd, mapped by both; the channel carries row numbers, never data ==

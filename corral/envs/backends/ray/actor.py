@@ -87,8 +87,7 @@ class EnvActor(EnvWorker):
 
     def _take(self, env_ids: bytes, actions: list[Array]) -> None:
         chosen = self._sets.of_payload(env_ids)
-        for row, leaf in zip(self._rows.action, actions, strict=True):
-            row[chosen.index] = leaf
+        self._rows.write_actions(chosen, actions)
         self._rows.flip(chosen)
         start = time.perf_counter()
         self.step(chosen)

@@ -8,44 +8,75 @@ When a worker is lost, each of its environments ends its episode with one faulty
 
 from __future__ import annotations
 
+import threading
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+import cloudpickle
 import numpy as np
 
 from corral.core.errors import EnvFailed, UserError
 from corral.core.gym_env import EnvFactory, require_same_spaces
-from corral.core.types import Array, EnvSpec, StepBatch, Tree
+from corral.core.types import Array, EnvSpec
 from corral.envs.backends.remote import messages as msg
-from corral.envs.backends.remote.handle import RemoteWorker, pickle_factories
+from corral.envs.backends.row_vec_env import POLL_S, AsyncVecEnv
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.pending_faults import PendingFaults
 from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import IDLE, Fault, FaultLog, Supervision
-from corral.envs.vec_env import VecEnv
 from corral.snapshot.rng import write_space_rngs
 
-CHECK_EVERY_S = 0.25
+
+class RemoteWorker(ABC):
+    """One worker and the environments it owns."""
+
+    def __init__(self, index: int, ids: Array):
+        self.index, self.ids = index, ids
+        self.starts = -1
+
+    def reset(self) -> None:
+        """Prepare for a new process in place of the last."""
+        self.starts += 1
+        self.seeded = False  # its global RNGs
+        self.running = False  # it has built its environments and has its rows
+        self.pending = 0  # results not yet received
+        self.last_mark = IDLE
+        self.heartbeat()
+
+    def heartbeat(self) -> None:
+        self.busy_since = time.monotonic()
+
+    @abstractmethod
+    def spawn(self) -> None:
+        """Start the worker, or a replacement; it builds its environments and answers with SPEC."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the worker, whatever its state, and drop its unread messages."""
+
+    @abstractmethod
+    def post(self, op: int, data: Any = None) -> None:
+        """Send a message; a dead worker is noticed only while waiting for the answer."""
+
+    @abstractmethod
+    def exit_report(self) -> str: ...
+
 
 W = TypeVar("W", bound=RemoteWorker)
 
 
-class RemoteVecEnv(VecEnv, Generic[W]):
+class RemoteVecEnv(AsyncVecEnv, Generic[W]):
     """VecEnv over workers."""
 
-    pipelined = True
-    _log: FaultLog
-    _rows: EnvRows
-    _in_flight: InFlight
-    _pending: PendingFaults
     _stop: Callable[[], Any]  # ends all workers; safe to call twice
 
     def __init__(self, num_envs: int, name: str, supervision: Supervision, workers: int, role: str):
-        self.num_envs, self._name, self._role, self._seed = num_envs, name, role, 0
+        self.num_envs, self._name, self._role = num_envs, name, role
         self._supervision, self._log = supervision, FaultLog(supervision)
+        self._lock = threading.RLock()  # shared with no other thread; cheaper than a nullcontext
         self._workers: list[W] = []
         self._last_check = time.monotonic()
         # Round robin: each half of the environments is then spread over all workers.
@@ -56,21 +87,6 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         self._asked: set[int] = set()  # indices of workers with a pending answer
         self._answers: dict[int, Any] = {}
         self._last_sent: W | None = None
-
-    @abstractmethod
-    def _start(self, worker: W) -> None:
-        """Start, or restart, the worker; it answers with SPEC."""
-
-    @abstractmethod
-    def _end(self, worker: W) -> None:
-        """End the worker, whatever its state, and drop its unread messages."""
-
-    @abstractmethod
-    def _make_rows(self) -> EnvRows: ...
-
-    @abstractmethod
-    def _dispatch(self, chosen: IdSet) -> None:
-        """Step these environments with the actions in their rows."""
 
     @abstractmethod
     def _receive(self, last: W | None, wait_s: float) -> None:
@@ -97,42 +113,6 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             else:
                 self._pending.schedule_reset(worker.ids)
 
-    def send(self, env_ids: Array, actions: Tree) -> None:
-        in_flight, rows = self._in_flight, self._rows
-        chosen, leaves = in_flight.send(env_ids, actions)
-        try:
-            for row, leaf in zip(rows.action, leaves, strict=True):
-                row[chosen.index] = leaf
-            if self._pending.any_pending:
-                alive = self._pending.deliver(chosen.ids)
-                if not len(alive):
-                    return
-                chosen = in_flight.sets.of(alive)
-            rows.flip(chosen)
-            self._dispatch(chosen)
-        except BaseException:  # Ctrl-C in the middle would leave rows that no worker handles
-            self.close()
-            raise
-
-    def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
-        """Wait for results; environments that fail meanwhile are replaced."""
-        in_flight = self._in_flight
-        if not in_flight.started:
-            self.reset(self.seed)
-        wanted, count = in_flight.wanted(min_ready, env_ids)
-        wait_for_all = min_ready is None and env_ids is None
-        while in_flight.num_ready(wanted) < count:
-            self._pump(self._last_sent if wait_for_all else None)
-        batch = self._rows.collect(in_flight.take(wanted))
-        if self._pending.any_pending:
-            self._send_resets()
-        return batch
-
-    def linger(self, min_ready: int, timeout_s: float) -> None:
-        in_flight, until = self._in_flight, time.monotonic() + timeout_s
-        while in_flight.num_ready(None) < min_ready and (left := until - time.monotonic()) > 0:
-            self._pump(timeout_s=left)
-
     def record_episodes(self) -> None:
         self._recording = True
         for worker in self._workers:
@@ -146,26 +126,15 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         envs = {env_id: state for answer in answers.values() for env_id, state in answer["envs"].items()}
         for env_id in self._pending.unknown():
             envs.pop(str(env_id), None)
-        return {
-            "identity": self._identity(),
-            "seed": self._seed,
-            "rows": self._rows.state_dict(self._in_flight.all_envs),
-            "envs": envs,
-            "workers": {str(index): answer["generators"] for index, answer in answers.items()},
-            "faults": self._log.state_dict(),
-        }
+        workers = {str(index): answer["generators"] for index, answer in answers.items()}
+        return super().state_dict() | {"envs": envs, "workers": workers}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
         """Replay the recorded episodes, with global RNGs if the worker count is the same; returns ids that failed."""
-        in_flight = self._in_flight
-        in_flight.require_new()
-        self._require_identity(state)
-        in_flight.start()
+        self._load_rows(state)
         # All wait for a first observation, so the environments of a worker that dies get one.
         self._pending.clear()
-        self._seed, self._recording = state["seed"], True
-        self._rows.load_state_dict(state["rows"], in_flight.all_envs)
-        self._log.load_state_dict(state["faults"])
+        self._recording = True
         known = state.get("workers", {})
         known = known if len(known) == len(self._workers) else {}
         jobs = {}
@@ -179,28 +148,24 @@ class RemoteVecEnv(VecEnv, Generic[W]):
                 "generators": known.get(str(worker.index)),
             }
         self._ask(msg.LOAD, jobs)
-        while in_flight.in_flight:  # of workers that died
+        while self._in_flight.in_flight:  # of workers that died
             self._pump()
-        return [i for i in range(self.num_envs) if in_flight.ready >> i & 1]
+        return [i for i in range(self.num_envs) if self._in_flight.ready >> i & 1]
 
     def close(self) -> None:
         if self._allocated:
             self._in_flight.closed = True
         self._stop()
 
-    def _pump(self, last: W | None = None, timeout_s: float = CHECK_EVERY_S) -> None:
-        """Handle messages, and from time to time look for workers that hang; an error closes this VecEnv."""
-        try:
-            self._receive(last, min(timeout_s, self._supervision.step_timeout_s / 4))
-            now = time.monotonic()
-            if now - self._last_check > CHECK_EVERY_S:
-                self._last_check = now
-                for worker in self._workers:
-                    self._check_alive(worker, now)
-                self._require_work()
-        except BaseException:
-            self.close()
-            raise
+    def _wait(self, wait_for_all: bool, timeout_s: float) -> None:
+        """Handle messages, and from time to time look for workers that hang."""
+        self._receive(self._last_sent if wait_for_all else None, min(timeout_s, self._supervision.step_timeout_s / 4))
+        now = time.monotonic()
+        if now - self._last_check > POLL_S:
+            self._last_check = now
+            for worker in self._workers:
+                self._check_alive(worker, now)
+            self._require_work()
 
     def _ask(self, op: int, jobs: dict[int, Any]) -> dict[int, Any]:
         """Send workers, by index, a slow request; returns the answers of those that survive."""
@@ -210,17 +175,24 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             worker = self._workers[index]
             worker.pending += 1
             worker.heartbeat()
-            if op == msg.LOAD:
-                self._post_load(worker, job)
-            else:
-                worker.post(op, job)
+            self._post(worker, op, job)
         while self._asked:
             self._pump()
         return self._answers.copy()
 
-    def _post_load(self, worker: W, job: Any) -> None:
-        """Send saved states; the worker's rows hold the observations to compare with."""
-        worker.post(msg.LOAD, job)
+    def _post(self, worker: W, op: int, job: Any) -> None:
+        worker.post(op, job)
+
+    def _start(self, worker: W) -> None:
+        worker.spawn()
+
+    def _end(self, worker: W) -> None:
+        worker.kill()
+
+    def _make_rows(self) -> EnvRows:
+        rows = EnvRows(self.spec, self.num_envs)
+        rows.mark[:] = IDLE
+        return rows
 
     def _ready(self, worker: W, results: IdSet) -> None:
         worker.pending -= len(results)
@@ -232,8 +204,11 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             worker.pending -= 1
             self._asked.discard(worker.index)
             self._answers[worker.index] = data
-            if op == msg.LOADED:
-                self._note_loaded(worker, data)
+            if op == msg.LOADED:  # its environments are idle, or have a first observation to deliver
+                mask = self._in_flight.sets.of(worker.ids).mask
+                self._in_flight.complete(sum(1 << env_id for env_id in data))
+                self._in_flight.in_flight &= ~mask
+                self._pending.fresh &= ~mask
         elif op == msg.ALIVE:
             worker.heartbeat()
         elif op == msg.FAULT:
@@ -242,19 +217,15 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             self._specs[worker.index] = spec = EnvSpec.from_json(data)
             write_space_rngs(spec, data["space_rngs"])
             if self._allocated:
-                self._resume_worker(worker)
+                first = int(worker.ids[0])
+                require_same_spaces(self.spec, first, spec, first)
+                self._give_rows(worker)
+                self._start_due()
         elif op == msg.FAILED:
             if self._allocated and not worker.running:  # a replacement could not be built; the budget limits how often
                 self._replace(worker, "raised", data["text"])
                 return
             raise UserError(data["text"]) if data["kind"] == "user" else EnvFailed(data["text"])
-
-    def _note_loaded(self, worker: W, restarted: list[int]) -> None:
-        """Mark a worker's environments as restored and idle, or as having a first observation to deliver."""
-        mask = self._in_flight.sets.of(worker.ids).mask
-        self._in_flight.complete(sum(1 << env_id for env_id in restarted))
-        self._in_flight.in_flight &= ~mask
-        self._pending.fresh &= ~mask
 
     def _send_reset(self, worker: W, ids: Array, *, lenient: bool, whole: bool = False) -> None:
         worker.pending += len(ids)
@@ -276,7 +247,13 @@ class RemoteVecEnv(VecEnv, Generic[W]):
         """For each worker: its index, its environments, and their factories as bytes."""
         ids = [np.flatnonzero(self._worker_of == index) for index in range(workers)]
         mine = [{i: factories[i] for i in each.tolist()} for each in ids]
-        return [(k, each, pickle_factories(mine[k], self._name)) for k, each in enumerate(ids)]
+        try:
+            return [(k, each, cloudpickle.dumps((mine[k], self._name))) for k, each in enumerate(ids)]
+        except Exception as error:
+            raise UserError(
+                f"The environment factory of {self._name} cannot be sent to a worker process ({error}); make it a "
+                "module-level function or class, or use backend='local'."
+            ) from error
 
     def _start_all(self, workers: Sequence[W]) -> None:
         """Start all workers, check that their spaces agree, and send them their rows."""
@@ -319,32 +296,16 @@ class RemoteVecEnv(VecEnv, Generic[W]):
             names = ", ".join(map(str, worker.ids.tolist()[:16]))
             raise EnvFailed(f"The worker that builds environments {names} of {self._name} failed: {report}")
         self._asked.discard(worker.index)
-        self._report_lost(worker, kind, report)
+        culprit = int(self._rows.mark[worker.index])
+        self._report_lost(worker.ids, int(worker.ids[0]) if culprit == IDLE else culprit, kind, report)
+        self._rows.mark[worker.index] = IDLE
         if self._in_flight.started:
             self._pending.schedule_faults(worker.ids)
         if not worker.running:  # it failed while it replaced another
             time.sleep(0.1)
         self._start(worker)
 
-    def _report_lost(self, worker: W, kind: str, report: str) -> None:
-        rows = self._rows
-        culprit = int(rows.mark[worker.index])
-        if culprit == IDLE:
-            culprit = int(worker.ids[0])
-        for env_id in sorted(worker.ids.tolist(), key=lambda i: i != culprit):
-            own = env_id == culprit
-            stepping = self._in_flight.in_flight >> env_id & 1
-            detail = report if own else f"environment {culprit}"
-            self._log.record(rows.fault(env_id, kind if own else "neighbour", detail, stepping))
-        rows.mark[worker.index] = IDLE
-
-    def _resume_worker(self, worker: W) -> None:
-        first = int(worker.ids[0])
-        require_same_spaces(self.spec, first, self._specs[worker.index], first)
-        self._give_rows(worker)
-        self._send_resets()
-
-    def _send_resets(self) -> None:
+    def _start_due(self) -> None:
         for worker in self._workers:
             if worker.running:
                 ids = self._pending.take_resets(worker.ids)

@@ -20,7 +20,7 @@ from corral.envs.backends.remote import messages as msg
 from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSet, IdSets
 from corral.envs.stepping.rows import EnvRows
-from corral.envs.supervision import IDLE, Fault
+from corral.envs.supervision import IDLE
 from corral.snapshot.rng import read_global_generators, read_space_rngs, write_global_generators
 
 
@@ -50,7 +50,7 @@ class EnvWorker(ABC):
         # Pickle is safe here: the bytes come from the process that started this one, and a factory is code, which no
         # data format carries.
         factories, name = cloudpickle.loads(job)
-        self._group = EnvGroup(factories, name, self._report, [IDLE])
+        self._group = EnvGroup(factories, name, lambda fault: self.post(msg.FAULT, asdict(fault)), [IDLE])
         spec = self._group.build()
         self.post(msg.SPEC, {**spec.to_json(), "space_rngs": read_space_rngs(spec)})
 
@@ -110,9 +110,6 @@ class EnvWorker(ABC):
         seed = seeding.worker_seed(run_seed, role, self._index, start)
         random.seed(seed)
         np.random.seed(seed)
-
-    def _report(self, fault: Fault) -> None:
-        self.post(msg.FAULT, asdict(fault))
 
 
 def failure(error: BaseException) -> dict[str, str]:

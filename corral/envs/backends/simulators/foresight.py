@@ -30,7 +30,7 @@ def foresees(states: StateClient, slots: Array) -> bool:
         return tree_map(lambda leaf: np.stack([leaf] * count), action)
 
     for seed in range(_SEEDS):
-        shown = b"".join(leaf.tobytes() for leaf in states.reset(slots[:1], np.array([seed])).leaves)
+        (shown,) = states.reset(slots[:1], np.array([seed])).outcomes()
         if seen.setdefault(shown, seed) != seed:
             break
     rows = states.reset(slots, np.array([seed, seen[shown]]))
@@ -54,9 +54,7 @@ def foresees(states: StateClient, slots: Array) -> bool:
 
 
 def _alike(rows: StateReplies) -> bool:
-    """Whether all rows are equal."""
-    columns: list[Array] = [rows.reward, rows.flags, rows.to_play, *rows.leaves]
-    return all(row.tobytes() == column[0].tobytes() for column in columns for row in column[1:])
+    return len(set(rows.outcomes())) == 1
 
 
 def _ended(rows: StateReplies) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from corral.core.errors import EnvFailed, UserError
-from corral.core.machine import Backoff
+from corral.core.machine import Backoff, resident_bytes
 from corral.link.auth import new_nonce
 from corral.link.client.fleet import Fleet, FleetMember
 from corral.link.client.session import SimulatorSession
@@ -229,8 +229,7 @@ def group_memory(pid: int) -> int:
     total, left = 0, [pid]
     while left:
         current = left.pop()
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            total += int(Path(f"/proc/{current}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-            children = Path(f"/proc/{current}/task/{current}/children").read_text().split()
-            left += map(int, children)
+        total += resident_bytes(current)
+        with contextlib.suppress(OSError):
+            left += map(int, Path(f"/proc/{current}/task/{current}/children").read_text().split())
     return total

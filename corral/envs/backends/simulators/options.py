@@ -132,34 +132,30 @@ def _open(addresses: tuple[Address, ...], token: bytes | None, options: LinkOpti
         )
 
 
-class _Shared:
-    """Fleets of this process by their options: two VecEnvs at one address share the simulators there."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._opened: dict[Any, _Opened] = {}
-
-    def take(self, addresses: tuple[Address, ...], options: LinkOptions) -> tuple[Any, _Opened]:
-        key: Any = (addresses, options)
-        if options.sim is None and any(address.port == 0 for address in addresses):
-            key = object()  # a new port each time
-        with self._lock:
-            if key not in self._opened:
-                self._opened[key] = _Opened(addresses, options)
-            self._opened[key].users += 1
-            return key, self._opened[key]
-
-    def release(self, key: Any) -> None:
-        with self._lock:
-            opened = self._opened[key]
-            opened.users -= 1
-            if opened.users:
-                return
-            del self._opened[key]
-        opened.close()
+_lock = threading.Lock()
+_opened: dict[Any, _Opened] = {}
+"""Fleets of this process by their options: two VecEnvs at one address share the simulators there."""
 
 
-_shared = _Shared()
+def _take(addresses: tuple[Address, ...], options: LinkOptions) -> tuple[Any, _Opened]:
+    key: Any = (addresses, options)
+    if options.sim is None and any(address.port == 0 for address in addresses):
+        key = object()  # a new port each time
+    with _lock:
+        if key not in _opened:
+            _opened[key] = _Opened(addresses, options)
+        _opened[key].users += 1
+        return key, _opened[key]
+
+
+def _release(key: Any) -> None:
+    with _lock:
+        opened = _opened[key]
+        opened.users -= 1
+        if opened.users:
+            return
+        del _opened[key]
+    opened.close()
 
 
 def external_vec_env(
@@ -179,11 +175,11 @@ def external_vec_env(
     urls = env.split(",") if isinstance(env, str) else list(env)
     addresses = tuple(parse_url(url) for url in urls)
     options = _read_options(env_kwargs or {})
-    key, opened = _shared.take(addresses, options)
+    key, opened = _take(addresses, options)
     wanted = simulators or (len(addresses) if not opened.elastic else options.sims if options.sim else 1)
     return LinkVecEnv(
         opened.fleet, num_envs, supervision, role,
-        simulators=wanted, elastic=opened.elastic, release=partial(_shared.release, key), fewer=fewer,
+        simulators=wanted, elastic=opened.elastic, release=partial(_release, key), fewer=fewer,
     )  # fmt: skip
 
 

@@ -15,23 +15,24 @@ from corral.envs.stepping.id_set import IdSet, SetCache
 from corral.envs.stepping.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, EnvRows
 from corral.link import protocol as clp
 from corral.link.client.session import Simulator
+from corral.link.client.states import row_messages
 from corral.link.message import BadMessage, Message
 
 
 class StepReply:
     """A reply to RESET or STEP, as arrays that are views of it."""
 
-    __slots__ = ("_meta", "_outside", "ended", "final", "flags", "obs", "raw_reward", "reward", "status", "to_play")
+    __slots__ = ("_outside", "_reply", "ended", "final", "flags", "obs", "raw_reward", "reward", "status", "to_play")
 
-    def __init__(self, simulator: Simulator, batch: int, payload: Sequence[Buffer], meta: dict[str, Any] | None):
-        table = simulator.rows.read(payload[0], batch)
-        self.obs = simulator.observation.read(payload[1], batch)
+    def __init__(self, simulator: Simulator, batch: int, reply: Message):
+        table = simulator.rows.read(reply.payload[0], batch)
+        self.obs = simulator.observation.read(reply.payload[1], batch)
         self.to_play = table.pop() if simulator.hello.players > 1 else None
         self.status, self.flags = table.pop(), table.pop()
         self.reward, self.raw_reward = table[0], table[-1]
         self.final: list[Array] | None = None
         self.ended: Any = None
-        self._meta = meta
+        self._reply = reply
         self._outside: dict[int, str] = {}
 
     def read_final(self, simulator: Simulator, payload: Sequence[Buffer]) -> None:
@@ -117,11 +118,7 @@ class StepReply:
             rows.flags[ids, place] = value
 
     def text(self, row: int) -> str:
-        if row in self._outside:
-            return self._outside[row]
-        rows = (self._meta or {}).get("rows", {})
-        text = rows.get(str(row), "") if isinstance(rows, dict) else ""
-        return text if isinstance(text, str) else ""
+        return self._outside.get(row) or row_messages(self._reply, len(self.flags)).get(row, "")
 
 
 def read_answer(simulator: Simulator, batch: int, reply: Message) -> StepReply:
@@ -131,7 +128,7 @@ def read_answer(simulator: Simulator, batch: int, reply: Message) -> StepReply:
     payload = reply.payload
     if reply.batch != batch or not 2 <= len(payload) <= 3:
         raise BadMessage(f"{reply.batch} rows in {len(payload)} frames in answer to {batch} rows")
-    answer = StepReply(simulator, batch, payload, reply.meta)
+    answer = StepReply(simulator, batch, reply)
     answer.check_status(reset=reply.op == clp.Op.RESET)
     if reply.op == clp.Op.STEP and (len(payload) == 3 or np.count_nonzero(answer.flags)):
         answer.read_final(simulator, payload)

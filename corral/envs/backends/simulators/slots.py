@@ -94,11 +94,7 @@ class SlotTable:
 
     def fill(self, sessions: list[SimulatorSession]) -> None:
         """Give environments without a slot one, where the load is lightest."""
-        speed = _speeds(sessions)
-        for env_id in np.flatnonzero(self._session_of == _NONE).tolist():
-            if not any(session.has_room for session in sessions):
-                break
-            self._place(env_id, _lightest(sessions, speed))
+        self.replace(np.flatnonzero(self._session_of == _NONE).tolist(), sessions)
 
     def leave(self, session: SimulatorSession) -> Array:
         """Remove a lost simulator; returns its environments."""
@@ -138,20 +134,19 @@ class SlotTable:
         return max(each, default=0.0)
 
     def replace(self, ids: list[int], sessions: list[SimulatorSession]) -> list[int]:
-        """Move these to other slots, where the load is lightest, while there are any; returns those that moved."""
+        """Give these other slots, where a step with one more is fastest, while there are any; returns who got one."""
         speed, moved = _speeds(sessions), []
         for env_id in ids:
             if not any(session.has_room for session in sessions):
                 break  # the simulator that they should move to is not there yet, or is gone again
             self._leave(env_id)
-            self._place(env_id, _lightest(sessions, speed))
+            room = [session for session in sessions if session.has_room]
+            lightest = min(room, key=lambda session: (session.used_slots + 1) / speed[session.number])
+            self._session_of[env_id], self._slot_of[env_id] = lightest.number, lightest.take_slot()
+            self._sessions[lightest.number] = lightest
             moved.append(env_id)
-        return moved
-
-    def _place(self, env_id: int, session: SimulatorSession) -> None:
-        self._session_of[env_id], self._slot_of[env_id] = session.number, session.take_slot()
-        self._sessions[session.number] = session
         self._invalidate_cache()
+        return moved
 
     def _leave(self, env_id: int) -> None:
         session = self._sessions.get(int(self._session_of[env_id]))
@@ -162,12 +157,6 @@ class SlotTable:
     def _invalidate_cache(self) -> None:
         self._cache.clear()
         self.unplaced = int(np.count_nonzero(self._session_of == _NONE))
-
-
-def _lightest(sessions: list[SimulatorSession], speed: dict[int, float]) -> SimulatorSession:
-    """The simulator with a free slot that would take the least time for a step with one more."""
-    room = [session for session in sessions if session.has_room]
-    return min(room, key=lambda session: (session.used_slots + 1) / speed[session.number])
 
 
 def _speeds(sessions: list[SimulatorSession]) -> dict[int, float]:

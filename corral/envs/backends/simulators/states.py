@@ -219,7 +219,6 @@ class LinkStates(States):
         before = found.reward.shape[1] - steps
         homes = self._index.homes_of(ids)
         remote = ids | self._bases[homes]
-        rewards, lengths = np.zeros((len(ids), steps)), np.zeros(len(ids), np.int64)
         table, payloads = StateReplies(self._simulator, len(ids)), []
         for chunk in self._split(homes, table, steps):
             group, cut = chunk.session.simulator.action, [leaf[rows[chunk.rows]] for leaf in leaves]
@@ -232,14 +231,14 @@ class LinkStates(States):
             reward, length = read_rollout(reply, chunk.count, steps)
             if not np.isfinite(reward).all():
                 raise BadMessage("rewards of a rollout that are not finite")
-            rewards[chunk.rows], lengths[chunk.rows] = reward, np.minimum(length, steps)
+            found.reward[rows[chunk.rows], before:] = reward
+            found.length[rows[chunk.rows]] = before + np.minimum(length, steps)
 
         ask(self._fleet, clp.Op.ROLLOUT, payloads, take, self._timeout_s, miss=table.miss, meta={"steps": steps})
         faulty = self._failed(table, ids)
         if faulty is not None:
             found.faulty = np.zeros(len(found.length), np.bool_) if found.faulty is None else found.faulty
             found.faulty[rows] |= faulty
-        found.reward[rows, before:], found.length[rows] = rewards, before + lengths
         found.terminated[rows], found.truncated[rows] = table.terminated, table.truncated
         for place, leaf in zip(self.spec.observation.flatten(found.obs), table.leaves, strict=True):
             place[rows] = leaf
@@ -286,9 +285,8 @@ class LinkStates(States):
         seeds = self._probes.integers(1, 2**63, len(twice), np.uint64)
         homes, no_slots = self._index.homes_of(parents[twice]), np.zeros(len(twice), np.int64)
         table = self._expand(parents[twice], homes, [leaf[twice] for leaf in leaves], no_slots, seeds)
-        outcome: list[Array] = [table.reward, table.flags, table.to_play, *table.leaves]
-        for seen in outcome:
-            self.stochastic |= seen[: len(some)].tobytes() != seen[len(some) :].tobytes()
+        outcomes = table.outcomes()
+        self.stochastic = outcomes[: len(some)] != outcomes[len(some) :]
 
     def _look_for_foreseen(self, session: SimulatorSession) -> None:
         """Without chance seeds, random numbers in states are foreseen; that is noticed if two slots are free."""

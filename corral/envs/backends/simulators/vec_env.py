@@ -6,36 +6,42 @@ which ends truncated and faulty (see `pending_faults`); they continue in other s
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from corral.core import seeding
+from corral.core.encoding import Buffer
 from corral.core.errors import UserError
-from corral.core.types import Array, StepBatch, Tree
+from corral.core.types import Array
+from corral.envs.backends.row_vec_env import AsyncVecEnv
 from corral.envs.backends.simulators.checkpoint import export_states, import_states
-from corral.envs.backends.simulators.replies import QuickSteps
-from corral.envs.backends.simulators.requests import RequestingVecEnv
+from corral.envs.backends.simulators.replies import QuickSteps, StepReply, read_answer
 from corral.envs.backends.simulators.slots import EnvSlots, Rebalancer, SlotTable, SlotTimeouts
+from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.pending_faults import PendingFaults
-from corral.envs.stepping.rows import EnvRows
+from corral.envs.stepping.rows import FIRST, EnvRows
 from corral.envs.supervision import FaultLog, Supervision
+from corral.link import protocol as clp
 from corral.link.client.fleet import Fleet, FleetMember
 from corral.link.client.session import SimulatorSession
+from corral.link.message import Message
 
 if TYPE_CHECKING:
     from corral.envs.backends.simulators.states import LinkStates
 
-_POLL_S = 0.25
+_STEP = int(clp.Op.STEP)
+_SLOW_ROW_S = 500e-6  # slower steps are requested one by one, so that `recv(min_ready)` gets them early
+
+Take = Callable[[SimulatorSession, IdSet, StepReply], None]
 
 
-class LinkVecEnv(RequestingVecEnv):
+class LinkVecEnv(AsyncVecEnv):
     """VecEnv over the simulators of a fleet."""
-
-    pipelined = True
 
     def __init__(
         self,
@@ -50,8 +56,7 @@ class LinkVecEnv(RequestingVecEnv):
         fewer: bool = False,
     ):
         """Wait for `simulators`, take slots; `elastic`: more may join; `fewer`: accept fewer slots than `num_envs`."""
-        self._role, self._seed = role, 0
-        self.fleet, self._supervision = fleet, supervision
+        self._role, self.fleet, self._lock, self._supervision = role, fleet, fleet.lock, supervision
         self._log = FaultLog(supervision)
         self._member = FleetMember(lambda s: me().joined(s), lambda s, kind, reason: me().lost(s, kind, reason))
         me: Any = weakref.ref(self)
@@ -78,14 +83,6 @@ class LinkVecEnv(RequestingVecEnv):
         except BaseException:
             self._stop()
             raise
-
-    @property
-    def urls(self) -> list[str]:
-        return self.fleet.binding.urls
-
-    @property
-    def players(self) -> int:
-        return max((session.simulator.hello.players for session in self.fleet.sessions.values()), default=1)
 
     def slots_of(self, env_ids: Array) -> EnvSlots:
         """The slots of idle environments, for planning from their states; arbitrary for lost environments."""
@@ -134,79 +131,28 @@ class LinkVecEnv(RequestingVecEnv):
                 self._pending.schedule_reset(unplaced)
             self._reset(in_flight.all_envs.ids[placed])
 
-    def send(self, env_ids: Array, actions: Tree) -> None:
-        in_flight, rows = self._in_flight, self._rows
-        chosen, leaves = in_flight.send(env_ids, actions)
-        try:
-            with self.fleet.lock:
-                if self._pending.any_pending:
-                    self._write_actions(chosen, leaves)
-                    alive = self._pending.deliver(chosen.ids)
-                    if not len(alive):
-                        return
-                    chosen = in_flight.sets.of(alive)
-                    leaves = [leaf[chosen.index] for leaf in rows.action]
-                rows.flip(chosen)
-                self._step(chosen, leaves)
-        except BaseException:  # Ctrl-C in the middle would leave rows without a request
-            self.close()
-            raise
-
-    def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
-        """Wait for results; environments whose simulator fails meanwhile get another."""
-        in_flight = self._in_flight
-        if not in_flight.started:
-            self.reset(self.seed)
-        wanted, count = in_flight.wanted(min_ready, env_ids)
-        while in_flight.num_ready(wanted) < count:
-            self._pump()
-        with self.fleet.lock:
-            batch = self._rows.collect(in_flight.take(wanted))
-            if self._pending.any_pending:
-                self._start_due()
-        return batch
-
-    def linger(self, min_ready: int, timeout_s: float) -> None:
-        in_flight, until = self._in_flight, time.monotonic() + timeout_s
-        while in_flight.num_ready(None) < min_ready and (left := until - time.monotonic()) > 0:
-            self._pump(left)
-
     def state_dict(self) -> dict[str, Any]:
         """Positions of the environments, with the states of those whose simulators can export them (level 4)."""
-        in_flight = self._in_flight
-        in_flight.require_idle()
         self._quick.count_steps()
-        return {
-            "identity": self._identity(),
-            "seed": self._seed,
-            "rows": self._rows.state_dict(in_flight.all_envs),
-            "to_play": self._to_play.copy(),
-            "envs": export_states(self.fleet, in_flight.all_envs.ids, self.slots_of(in_flight.all_envs.ids)),
-            "faults": self._log.state_dict(),
-        }
+        state, ids = super().state_dict(), self._in_flight.all_envs.ids
+        return state | {"to_play": self._to_play.copy(), "envs": export_states(self.fleet, ids, self.slots_of(ids))}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
         """Import the exported states; environments without one start a new episode, and are returned."""
         if "envs" not in state:  # saved before states were exported
             return super().load_state_dict(state)
-        in_flight, rows = self._in_flight, self._rows
-        in_flight.require_new()
-        self._require_identity(state)
-        in_flight.start()
+        self._load_rows(state)
         self._pending.clear()
-        self._seed = state["seed"]
-        rows.load_state_dict(state["rows"], in_flight.all_envs)
         self._to_play[:] = state["to_play"]
-        self._log.load_state_dict(state["faults"])
-        ids = in_flight.all_envs.ids
+        ids = self._in_flight.all_envs.ids
         placed = ids[self._slots.placed(ids)]
         restored = import_states(self.fleet, placed, self._slots.find(placed), state["envs"])
         mask = sum(1 << env_id for env_id in restored)
-        in_flight.in_flight &= ~mask
+        self._in_flight.in_flight &= ~mask
         self._pending.fresh &= ~mask
         rest = np.setdiff1d(ids, restored)
         with self.fleet.lock:
-            rows.episode[rest] += 1
+            self._rows.episode[rest] += 1
             self._pending.schedule_reset(rest)
             self._start_due()
         restarted: list[int] = rest.tolist()
@@ -234,10 +180,8 @@ class LinkVecEnv(RequestingVecEnv):
         if self._in_flight.started:
             stepping = self._in_flight.is_in_flight(ids)
             culprit = int(ids[stepping][0]) if stepping.any() else int(ids[0])
-            self._report(culprit, kind, reason)
-            for env_id in ids.tolist():
-                if env_id != culprit:
-                    self._report(env_id, "neighbour", f"environment {culprit}")
+            self._quick.count_steps()
+            self._report_lost(ids, culprit, kind, reason)
             self._rebalancer.forget(ids.tolist())
             between = np.isin(ids, list(self._ended))  # two episodes: the row of the last one is complete
             self._pending.schedule_reset(ids[between])
@@ -245,20 +189,170 @@ class LinkVecEnv(RequestingVecEnv):
         self._slots.fill(self._sessions)
         self._start_due()
 
-    def _pump(self, timeout_s: float = _POLL_S) -> None:
-        try:
-            self.fleet.poll(min(timeout_s, _POLL_S))
-            if self._slots.unplaced:  # another VecEnv may have freed slots
-                with self.fleet.lock:
-                    self._slots.fill(self._sessions)
-                    self._start_due()
-            self._timeouts.check(self._slots.unplaced)
-        except BaseException:
-            self.close()
-            raise
+    def _wait(self, wait_for_all: bool, timeout_s: float) -> None:
+        self.fleet.poll(timeout_s)
+        if self._slots.unplaced:  # another VecEnv may have freed slots
+            with self.fleet.lock:
+                self._slots.fill(self._sessions)
+                self._start_due()
+        self._timeouts.check(self._slots.unplaced)
+
+    def _dispatch(self, chosen: IdSet, actions: list[Array]) -> None:
+        rows, sets, deadline_s = self._rows, self._in_flight.sets, self._supervision.step_timeout_s
+        batches = self._slots.by_simulator(chosen, sets)
+        first = batches[0]
+        if len(batches) == 1 and len(chosen.numbers) <= _max_rows(first.session):
+            sent = first.session.simulator.action.write(actions, len(chosen.numbers))
+            self._ask(first.session, _STEP, chosen, [first.slots, sent], self._stepped, deadline_s, clp.AUTORESET)
+            return
+        rows.write_actions(chosen, actions)
+        for batch in batches:
+            session = batch.session
+            for chunk in batch.chunks(_max_rows(session), sets):
+                chosen = chunk.chosen
+                sent = session.simulator.action.write([leaf[chosen.index] for leaf in rows.action], len(chosen))
+                self._ask(session, _STEP, chosen, [chunk.slots, sent], self._stepped, deadline_s, clp.AUTORESET)
+
+    def _reset(self, env_ids: Array) -> None:
+        """Start episodes, each with its own seed, in the slots of these environments."""
+        rows, sets = self._rows, self._in_flight.sets
+        self._quick.count_steps()
+        for env_id in env_ids.tolist():
+            rows.seed[env_id] = seeding.env_seed(self._seed, self._role, env_id, int(rows.episode[env_id]))
+        rows.step[env_ids] = 0
+        for batch in self._slots.by_simulator(sets.of(env_ids), sets) if len(env_ids) else ():
+            for chunk in batch.chunks(batch.session.max_rows, sets):
+                seeds = rows.seed[chunk.chosen.ids].astype("<u8").tobytes()
+                self._ask(
+                    batch.session, clp.Op.RESET, chunk.chosen, [chunk.slots, seeds], self._was_reset,
+                    self._supervision.start_timeout_s,
+                )  # fmt: skip
+
+    def _ask(
+        self,
+        session: SimulatorSession,
+        op: int,
+        chosen: IdSet,
+        payload: list[Buffer],
+        take: Take,
+        deadline_s: float,
+        flags: int = 0,
+    ) -> None:
+        self._requested |= chosen.mask
+        done = partial(self._answered, session, chosen, take)
+        session.submit(op, len(chosen.numbers), payload, done, deadline_s=deadline_s, flags=flags)
+
+    def _answered(self, session: SimulatorSession, chosen: IdSet, take: Take, reply: Message) -> None:
+        if self._in_flight.closed:
+            self._requested &= ~chosen.mask
+            self._free_slots()
+            return
+        if reply.op == _STEP and self._quick.take(session.simulator, chosen, reply):
+            self._requested &= ~chosen.mask
+            self._pending.complete(chosen)
+            return
+        answer = read_answer(session.simulator, len(chosen), reply)
+        self._requested &= ~chosen.mask
+        take(session, chosen, answer)
+
+    def _stepped(self, session: SimulatorSession, chosen: IdSet, answer: StepReply) -> None:
+        rows, ids, flags = self._rows, chosen.ids, answer.flags
+        answer.write(rows, chosen, self._to_play)
+        self._quick.count_steps()
+        rows.step[chosen.index] += 1
+        rows.no_flags(chosen.index)
+        if not np.count_nonzero(flags):
+            self._pending.complete(chosen)
+            return
+        started = ids[answer.ended]
+        answer.write_flags(rows, ids)
+        if answer.final is not None:
+            for leaf, value in zip(rows.final, answer.final, strict=True):
+                leaf[started] = value
+        rows.episode[started] += 1
+        rows.step[started] = 0
+        session.episodes += len(started)
+        absent = self._take_faults(session, ids, answer) if np.count_nonzero(answer.status) else []
+        if len(started):
+            self._rebalancer.check(self._sessions)
+        movers = self._move(started.tolist()) if self._rebalancer.moving else []
+        if absent or movers:
+            ids = ids[~np.isin(ids, absent + movers)]
+        if len(ids):
+            self._pending.complete(self._in_flight.sets.of(ids))
+
+    def _take_faults(self, session: SimulatorSession, ids: Array, answer: StepReply) -> list[int]:
+        """Report environments that failed within a simulator; returns those that have nothing to deliver yet."""
+        waits = []
+        for row in np.flatnonzero(answer.status).tolist():
+            env_id, status = int(ids[row]), int(answer.status[row])
+            detail = f"in {session.name}: {clp.status_name(status)} {answer.text(row)}"
+            self._log.record(self._rows.fault(env_id, answer.kind(row), detail))
+            if not answer.flags[row] & clp.FAULTY:  # between two episodes, which costs no row
+                continue
+            if answer.flags[row] & clp.FIRST:  # it has restarted by itself
+                self._rows.episode[env_id] += 1
+                self._rows.step[env_id] = 0
+                self._rows.mark_lost(env_id)
+            else:
+                waits.append(env_id)
+        if waits:
+            self._pending.schedule_faults(np.array(waits))
+            self._start_due()
+        return waits
+
+    def _was_reset(self, session: SimulatorSession, chosen: IdSet, answer: StepReply) -> None:
+        rows, ids = self._rows, chosen.ids
+        answer.write(rows, chosen, self._to_play)
+        rows.reward[ids] = rows.raw_reward[ids] = 0.0
+        rows.no_flags(ids)
+        rows.flags[ids, FIRST] = True
+        failed = ids[(answer.flags & clp.FAULTY) != 0]
+        if len(failed):
+            for row in np.flatnonzero(answer.flags & clp.FAULTY).tolist():
+                detail = f"in reset, in {session.name}: {answer.text(row)}"
+                self._log.record(rows.fault(int(ids[row]), answer.kind(row), detail))
+            rows.episode[failed] += 1
+            self._pending.schedule_reset(failed)
+            self._start_due()
+            ids = ids[(answer.flags & clp.FAULTY) == 0]
+        for env_id in self._ended.keys() & set(ids.tolist()):
+            rows.table[env_id] = self._ended.pop(env_id)
+        if len(ids):
+            self._pending.complete(self._in_flight.sets.of(ids))
+
+    def _start_due(self) -> None:
+        """Start the next episodes of environments that lost their simulator and have a new slot."""
+        if not self._in_flight.started:
+            return
+        self._quick.count_steps()
+        ids = self._in_flight.all_envs.ids
+        due = self._pending.take_resets(ids[self._slots.placed(ids)])
+        if len(due):
+            self._reset(due)
+
+    def _move(self, ended: list[int]) -> list[int]:
+        """Start the next episodes of environments that should move, among those that ended; returns them."""
+        movers = self._rebalancer.move(ended, self._sessions)
+        for env_id in movers:
+            self._ended[env_id] = self._rows.table[env_id].copy()
+        self._reset(np.array(movers, np.int64))
+        return movers
+
+    @property
+    def _sessions(self) -> list[SimulatorSession]:
+        return list(self.fleet.sessions.values())
+
+    def _free_slots(self) -> None:
+        """All but those of requests in flight, which are freed with the reply."""
+        self._slots.leave_all(but=self._in_flight.sets.bools(self._requested))
 
 
 def _leave(fleet: Fleet, member: FleetMember, release: Callable[[], Any]) -> None:
     if member in fleet.members:
         fleet.members.remove(member)
     release()
+
+
+def _max_rows(session: SimulatorSession) -> int:
+    return 1 if session.row_s > _SLOW_ROW_S else session.max_rows

@@ -22,20 +22,8 @@ _COLOURS = np.array([(226, 232, 240), (214, 48, 49), (250, 196, 40)], np.uint8) 
 _SIGNS = ".XO"
 
 
-def owners(game: Game, obs: Array, to_play: int) -> Array:
-    """Owner of each square, [rows, columns] as drawn: 1 the first player, 2 the second, 0 empty."""
-    began, other = (obs[0], obs[1]) if to_play == 0 else (obs[1], obs[0])
-    board: Array = began.astype(np.int64) + 2 * other.astype(np.int64)
-    return board[::-1] if game.row_0_below else board
-
-
-def as_text(board: Array) -> str:
-    """The board as text, one line per row."""
-    return "\n".join(" ".join(_SIGNS[owner] for owner in row) for row in board.tolist())
-
-
 def as_picture(board: Array) -> Array:
-    """The board as an RGB image [height, width, 3], a disc per square."""
+    """A board, of each square's player, as an RGB image [height, width, 3] with a disc per square."""
     offset = np.arange(_CELL) - (_CELL - 1) / 2
     disc = offset[:, None] ** 2 + offset[None, :] ** 2 <= _RADIUS**2
     squares = np.where(disc[..., None], _COLOURS[board][:, :, None, None], _BACK)  # [rows, columns, y, x, 3]
@@ -113,8 +101,11 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
     def render(self) -> Any:
         if self.render_mode is None:
             return None
-        board = owners(self.game, self._observe()[0], self.to_play)
-        return as_text(board) if self.render_mode == "ansi" else as_picture(board)
+        first, second = self._observe()[0].astype(np.int64)[:: -1 if self.to_play else 1]
+        board = (first + 2 * second)[:: -1 if self.game.row_0_below else 1]
+        if self.render_mode == "rgb_array":
+            return as_picture(board)
+        return "\n".join(" ".join(_SIGNS[player] for player in row) for row in board.tolist())
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -146,7 +137,7 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
 def is_self_play(vec: VecEnv) -> bool:
     """Whether these are self-play games, whose returns only count how often either player wins."""
     if isinstance(vec, LinkVecEnv):
-        return vec.players > 1
+        return vec.fleet.players > 1
     return isinstance(vec, LocalVecEnv) and getattr(vec.environment(0).unwrapped, "answered", None) is False
 
 

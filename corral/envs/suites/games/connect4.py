@@ -7,6 +7,7 @@ of its column, which is where adding the column's first bit to `every` carries t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ _HEIGHT = ROWS + 1
 _TOP = sum(1 << (_HEIGHT * column + ROWS - 1) for column in range(COLUMNS))
 
 
+@partial(compiled, inline="always")
 def _won(stones: int) -> bool:
     for shift in (1, 7, 6, 8):  # up, across, and both diagonals
         pairs = stones & (stones >> shift)
@@ -31,27 +33,24 @@ def _won(stones: int) -> bool:
     return False
 
 
-won: Any = compiled(_won, inline="always")
-
-
-def _move(own: Any, every: Any, column: Any) -> Any:
+@partial(compiled, inline="always")
+def move(own: Any, every: Any, column: Any) -> Any:
     """The position after a move, from the other player's view; whether the mover won, and whether the game is over."""
     moved = every | (every + (np.int64(1) << (_HEIGHT * column)))
-    win = won(moved ^ (own ^ every))  # all but the opponent's
+    win = _won(moved ^ (own ^ every))  # all but the opponent's
     return own ^ every, moved, win, win or moved & _TOP == _TOP
 
 
-def _options(every: int) -> int:
+@partial(compiled, inline="always")
+def options(every: int) -> int:
+    """The columns with room, a bit each."""
     columns = 0
     for column in range(COLUMNS):
         columns |= (~every >> (_HEIGHT * column + ROWS - 1) & 1) << column
     return columns
 
 
-move: Any = compiled(_move, inline="always")
-options: Any = compiled(_options, inline="always")
-
-
+@partial(compiled, nogil=True)
 def _play(states: Array, rows: Array, columns: Array, reward: Array, over: Array) -> None:
     """Make legal moves in these rows; `reward` is the mover's."""
     for i in range(len(rows)):
@@ -60,6 +59,7 @@ def _play(states: Array, rows: Array, columns: Array, reward: Array, over: Array
         reward[i] = 1.0 if win else 0.0
 
 
+@partial(compiled, nogil=True)
 def _observe(states: Array, rows: Array, obs: Array, legal: Array) -> None:
     """Planes [2, 6, 7] of the mover's and the opponent's stones, row 0 below; and the columns with room."""
     for i in range(len(rows)):
@@ -73,10 +73,6 @@ def _observe(states: Array, rows: Array, obs: Array, legal: Array) -> None:
             legal[i, column] = not every >> (_HEIGHT * column + ROWS - 1) & 1
 
 
-play: Any = compiled(_play, nogil=True)
-observe: Any = compiled(_observe, nogil=True)
-
-
 def _accuracy(player: Player) -> tuple[float, int]:
     from corral.envs.suites.games.connect4_positions import accuracy, known_positions
 
@@ -84,6 +80,6 @@ def _accuracy(player: Player) -> tuple[float, int]:
 
 
 CONNECT4 = Game(
-    "Connect4", width=2, actions=COLUMNS, shape=(2, ROWS, COLUMNS), longest=ROWS * COLUMNS, play=play, observe=observe,
-    row_0_below=True, accuracy=_accuracy,
+    "Connect4", width=2, actions=COLUMNS, shape=(2, ROWS, COLUMNS), longest=ROWS * COLUMNS,
+    play=_play, observe=_observe, row_0_below=True, accuracy=_accuracy,
 )  # fmt: skip

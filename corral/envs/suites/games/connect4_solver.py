@@ -8,6 +8,7 @@ score is found by null-window searches (after Pascal Pons, blog.gamesolver.org).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ class Memory(NamedTuple):
     worth: Array
 
 
+@partial(compiled, inline="always")
 def _count(bits: Any) -> Any:
     n = 0
     while bits:
@@ -44,9 +46,7 @@ def _count(bits: Any) -> Any:
     return n
 
 
-count: Any = compiled(_count, inline="always")
-
-
+@compiled
 def _threats(stones: Any, every: Any) -> Any:
     """Empty squares that would complete four of these stones."""
     found = (stones << 1) & (stones << 2) & (stones << 3)  # upwards
@@ -58,13 +58,11 @@ def _threats(stones: Any, every: Any) -> Any:
     return found & (_BOARD ^ every)
 
 
-threats: Any = compiled(_threats)
-
-
+@compiled
 def _safe(own: Any, every: Any) -> Any:
     """Squares that can be taken without letting the opponent win at once; neither player can win at once here."""
     squares = (every + _BOTTOM) & _BOARD
-    against = threats(own ^ every, every)
+    against = _threats(own ^ every, every)
     forced = squares & against
     if forced:
         if forced & (forced - 1):
@@ -73,16 +71,14 @@ def _safe(own: Any, every: Any) -> Any:
     return squares & ~(against >> 1)  # not below a square that the opponent needs
 
 
-safe: Any = compiled(_safe)
-
-
+@compiled
 def _order(own: Any, every: Any, squares: Any, tries: Array, worth: Array) -> Any:
     """Sort squares by their threats, central ones last among equals; returns how many."""
     n = 0
     for k in range(COLUMNS - 1, -1, -1):
         square = squares & (((1 << ROWS) - 1) << _H * _ORDER[k])
         if square:
-            threatened, at = count(threats(own | square, every)), n
+            threatened, at = _count(_threats(own | square, every)), n
             while at and worth[at - 1] > threatened:
                 tries[at], worth[at] = tries[at - 1], worth[at - 1]
                 at -= 1
@@ -91,15 +87,13 @@ def _order(own: Any, every: Any, squares: Any, tries: Array, worth: Array) -> An
     return n
 
 
-order: Any = compiled(_order)
-
-
+@partial(compiled, nogil=True)
 def _negamax(own: Any, every: Any, stones: Any, alpha: Any, beta: Any, memory: Memory, budget: Any) -> Any:
     """The score if it is between alpha and beta, else a bound on the same side; no player can win at once."""
     memory.clock[_SPENT] += 1
     if memory.clock[_SPENT] > budget:
         return UNKNOWN
-    squares = safe(own, every)
+    squares = _safe(own, every)
     if squares == 0:
         return -((_SQUARES - stones) // 2)  # the opponent wins with the next stone
     if stones >= _SQUARES - 2:
@@ -120,8 +114,8 @@ def _negamax(own: Any, every: Any, stones: Any, alpha: Any, beta: Any, memory: M
     if alpha >= beta:
         return beta
     tries = memory.tries[stones]
-    for k in range(order(own, every, squares, tries, memory.worth[stones]) - 1, -1, -1):
-        value = negamax(own ^ every, every | tries[k], stones + 1, -beta, -alpha, memory, budget)
+    for k in range(_order(own, every, squares, tries, memory.worth[stones]) - 1, -1, -1):
+        value = _negamax(own ^ every, every | tries[k], stones + 1, -beta, -alpha, memory, budget)
         if value == UNKNOWN:
             return UNKNOWN
         if -value >= beta:
@@ -132,13 +126,11 @@ def _negamax(own: Any, every: Any, stones: Any, alpha: Any, beta: Any, memory: M
     return alpha
 
 
-negamax: Any = compiled(_negamax, nogil=True)
-
-
+@partial(compiled, nogil=True)
 def _score(own: Any, every: Any, stones: Any, widest: Any, memory: Memory, budget: Any) -> Any:
     if stones == _SQUARES:
         return np.int64(0)
-    if threats(own, every) & (every + _BOTTOM):
+    if _threats(own, every) & (every + _BOTTOM):
         return min((_SQUARES + 1 - stones) // 2, widest)
     low, high = max(-((_SQUARES - stones) // 2), -widest), min((_SQUARES + 1 - stones) // 2, widest)
     while low < high:
@@ -147,7 +139,7 @@ def _score(own: Any, every: Any, stones: Any, widest: Any, memory: Memory, budge
             middle = -(-low // 2)
         elif middle >= 0 and high // 2 > middle:
             middle = high // 2
-        found = negamax(own, every, stones, middle, middle + 1, memory, budget)
+        found = _negamax(own, every, stones, middle, middle + 1, memory, budget)
         if found == UNKNOWN:
             return UNKNOWN
         if found <= middle:
@@ -157,14 +149,12 @@ def _score(own: Any, every: Any, stones: Any, widest: Any, memory: Memory, budge
     return max(-widest, min(low, widest))
 
 
-score: Any = compiled(_score, nogil=True)
-
-
+@partial(compiled, nogil=True)
 def _score_moves(positions: Array, widest: Any, memory: Memory, budget: Any, out: Array) -> None:
     """Scores of all moves, for their player. Every position gets the whole budget and an empty table."""
     for i in range(len(positions)):
         own, every = positions[i]
-        stones = count(every)
+        stones = _count(every)
         memory.clock[_SPENT], memory.clock[_AGE] = 0, memory.clock[_AGE] + 1
         if memory.clock[_AGE] == 1 << 14:
             memory.keys[:], memory.clock[_AGE] = 0, 1
@@ -173,14 +163,11 @@ def _score_moves(positions: Array, widest: Any, memory: Memory, budget: Any, out
             square = (every + (np.int64(1) << _H * column)) & (np.int64((1 << ROWS) - 1) << _H * column) & ~every
             if square == 0:
                 out[i, column] = ILLEGAL
-            elif square & threats(own, every):
+            elif square & _threats(own, every):
                 out[i, column] = min((_SQUARES + 1 - stones) // 2, widest)
             else:
-                found = score(own ^ every, every | square, stones + 1, widest, memory, budget)
+                found = _score(own ^ every, every | square, stones + 1, widest, memory, budget)
                 out[i, column] = UNKNOWN if found == UNKNOWN else -found
-
-
-score_moves: Any = compiled(_score_moves, nogil=True)
 
 
 class Connect4Solver:
@@ -202,5 +189,5 @@ class Connect4Solver:
 
     def _solve(self, positions: Array, widest: int, budget: int) -> Array:
         out = np.zeros((len(positions), COLUMNS), np.int64)
-        score_moves(np.asarray(positions, np.int64), widest, self._memory, budget, out)
+        _score_moves(np.asarray(positions, np.int64), widest, self._memory, budget, out)
         return out

@@ -8,6 +8,7 @@ path, from the view of the player who moved.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,22 +25,21 @@ _CONNECT4, _TICTACTOE = 0, 1
 _GAMES = {connect4.CONNECT4: _CONNECT4, tictactoe.TICTACTOE: _TICTACTOE}
 
 
+@partial(compiled, inline="always")
 def _move(game: int, own: int, every: int, action: int) -> Any:
     if game == _CONNECT4:
         return connect4.move(own, every, action)
     return tictactoe.move(own, every, action)
 
 
+@partial(compiled, inline="always")
 def _options(game: int, every: int) -> Any:
     if game == _CONNECT4:
         return connect4.options(every)
     return tictactoe.options(every)
 
 
-move: Any = compiled(_move, inline="always")
-options: Any = compiled(_options, inline="always")
-
-
+@partial(compiled, inline="always")
 def _draw(rng_state: Array) -> Any:
     """31 random bits, by SplitMix64 (Steele et al. 2014)."""
     rng_state[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -49,32 +49,28 @@ def _draw(rng_state: Array) -> Any:
     return np.int64((x ^ (x >> np.uint64(31))) >> np.uint64(33))
 
 
-draw: Any = compiled(_draw, inline="always")
-
-
+@compiled
 def _random_game(game: int, own: int, every: int, rng_state: Array) -> float:
     """The result of a random game for the player to move: 1, 0 or -1."""
     sign = 1.0
     while True:
-        there, count = options(game, every), 0
+        there, count = _options(game, every), 0
         left = there
         while left:
             left &= left - 1
             count += 1
-        for _ in range((draw(rng_state) * count) >> 31):
+        for _ in range((_draw(rng_state) * count) >> 31):
             there &= there - 1  # skip one
         action = 0
         while not there >> action & 1:
             action += 1
-        own, every, won, over = move(game, own, every, action)
+        own, every, won, over = _move(game, own, every, action)
         if over:
             return sign if won else 0.0
         sign = -sign
 
 
-random_game: Any = compiled(_random_game)
-
-
+@compiled
 def _choose(there: int, child: Array, visits: Array, totals: Array, parent_visits: int, c: float) -> int:
     best, best_score, action = -1, -np.inf, 0
     while there >> action:
@@ -89,9 +85,7 @@ def _choose(there: int, child: Array, visits: Array, totals: Array, parent_visit
     return best
 
 
-choose: Any = compiled(_choose)
-
-
+@partial(compiled, nogil=True)
 def _search(game: int, positions: Array, sims: int, c: float, seeds: Array, counts: Array) -> None:
     """Visits of every position's moves, into `counts` [n, actions]."""
     actions = counts.shape[1]
@@ -105,9 +99,9 @@ def _search(game: int, positions: Array, sims: int, c: float, seeds: Array, coun
         for _ in range(sims):
             node, depth = 0, 0
             while not (ends[node] or (node and visits[node] == 0)):
-                edge = choose(options(game, boards[node, 1]), child[node], visits, totals, visits[node], c)
+                edge = _choose(_options(game, boards[node, 1]), child[node], visits, totals, visits[node], c)
                 if child[node, edge] == 0:
-                    own, every, won, over = move(game, boards[node, 0], boards[node, 1], edge)
+                    own, every, won, over = _move(game, boards[node, 0], boards[node, 1], edge)
                     boards[size, 0], boards[size, 1] = own, every
                     ends[size] = 1 if won else 2 if over else 0
                     child[node, edge] = size
@@ -118,7 +112,7 @@ def _search(game: int, positions: Array, sims: int, c: float, seeds: Array, coun
             if ends[node]:
                 result = 1.0 if ends[node] == 1 else 0.0
             else:
-                result = -random_game(game, boards[node, 0], boards[node, 1], rng_state)
+                result = -_random_game(game, boards[node, 0], boards[node, 1], rng_state)
             for at in range(depth, -1, -1):
                 visits[path[at]] += 1
                 totals[path[at]] += result
@@ -126,9 +120,6 @@ def _search(game: int, positions: Array, sims: int, c: float, seeds: Array, coun
         for edge in range(actions):
             counts[i, edge] = visits[child[0, edge]] if child[0, edge] else 0
         ends[:size] = 0
-
-
-search: Any = compiled(_search, nogil=True)
 
 
 class RolloutMcts:
@@ -144,7 +135,7 @@ class RolloutMcts:
     def visits(self, positions: Array, rng: np.random.Generator) -> Array:
         counts = np.zeros((len(positions), self._game.actions), np.int64)
         seeds = rng.integers(0, 2**63, len(positions), np.uint64)
-        search(_GAMES[self._game], positions, self.sims, self._explore, seeds, counts)
+        _search(_GAMES[self._game], positions, self.sims, self._explore, seeds, counts)
         return counts
 
     def __call__(self, positions: Array, rng: np.random.Generator) -> Array:

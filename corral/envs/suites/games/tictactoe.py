@@ -6,7 +6,7 @@ column c of row r.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ _FULL = (1 << SQUARES) - 1
 _LINES = np.array([0o007, 0o070, 0o700, 0o111, 0o222, 0o444, 0o421, 0o124], np.int64)
 
 
-def _move(own: Any, every: Any, square: Any) -> Any:
+@partial(compiled, inline="always")
+def move(own: Any, every: Any, square: Any) -> Any:
     """The position after a move, from the other player's view; whether the mover won, and whether the game is over."""
     bit = np.int64(1) << square
     mine, taken = own | bit, every | bit
@@ -30,14 +31,13 @@ def _move(own: Any, every: Any, square: Any) -> Any:
     return taken ^ mine, taken, win, win or taken == _FULL
 
 
-def _options(every: int) -> int:
+@partial(compiled, inline="always")
+def options(every: int) -> int:
+    """The empty squares, a bit each."""
     return ~every & _FULL
 
 
-move: Any = compiled(_move, inline="always")
-options: Any = compiled(_options, inline="always")
-
-
+@partial(compiled, nogil=True)
 def _play(states: Array, rows: Array, squares: Array, reward: Array, over: Array) -> None:
     for i in range(len(rows)):
         row = rows[i]
@@ -45,6 +45,7 @@ def _play(states: Array, rows: Array, squares: Array, reward: Array, over: Array
         reward[i] = 1.0 if win else 0.0
 
 
+@partial(compiled, nogil=True)
 def _observe(states: Array, rows: Array, obs: Array, legal: Array) -> None:
     for i in range(len(rows)):
         own, every = states[rows[i], 0], states[rows[i], 1]
@@ -55,17 +56,9 @@ def _observe(states: Array, rows: Array, obs: Array, legal: Array) -> None:
             legal[i, square] = there == 0
 
 
-play: Any = compiled(_play, nogil=True)
-observe: Any = compiled(_observe, nogil=True)
-
 TICTACTOE = Game(
-    "TicTacToe", width=2, actions=SQUARES, shape=(2, SIDE, SIDE), longest=SQUARES, play=play, observe=observe
+    "TicTacToe", width=2, actions=SQUARES, shape=(2, SIDE, SIDE), longest=SQUARES, play=_play, observe=_observe
 )
-
-
-def best_values(states: Array) -> Array:
-    """Values under perfect play of positions that are not over, for the player to move: 1, 0 or -1."""
-    return np.array([_value(int(own), int(every)) for own, every in states])
 
 
 def best_moves(own: int, every: int) -> list[int]:
@@ -75,12 +68,11 @@ def best_moves(own: int, every: int) -> list[int]:
 
 
 @cache  # there are 5,478 positions
-def _value(own: int, every: int) -> int:
+def best_value(own: int, every: int) -> int:
+    """The value under perfect play of a position that is not over, for the player to move: 1, 0 or -1."""
     return max(_after(own, every, square) for square in range(SQUARES) if not every >> square & 1)
 
 
 def _after(own: int, every: int, square: int) -> int:
-    mine, taken = own | 1 << square, every | 1 << square
-    if any(mine & line == line for line in _LINES.tolist()):
-        return 1
-    return 0 if taken == _FULL else -_value(taken ^ mine, taken)
+    own, every, won, over = map(int, move.py_func(own, every, square))
+    return 1 if won else 0 if over else -best_value(own, every)
