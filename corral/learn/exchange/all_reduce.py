@@ -22,7 +22,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from corral.learn.exchange.base import ExchangeSetup, GradAction, Local, PeerLost
-from corral.learn.exchange.compress import Compress, Compression, Hook, find_compression, uses_feedback
+from corral.learn.exchange.compress import Compress, Compression, find_compression, uses_feedback
 from corral.learn.exchange.peers import own_address
 from corral.learn.weights import split_params
 
@@ -53,7 +53,7 @@ class _Bucket:
 class HookedReduction:
     """Averages gradients over all learners in place; the gradients of `params` are views of the flat gradient."""
 
-    def __init__(self, hook: Hook, rank: int, group: Any, params: Sequence[nn.Parameter], feedback: bool):
+    def __init__(self, hook: str, rank: int, group: Any, params: Sequence[nn.Parameter], feedback: bool):
         self._params = params
         self._power: Any = None
         if hook == "powersgd":
@@ -214,7 +214,7 @@ class AllReduce(Local):
                 compress.codec, len(own), self._seed + group, feedback=self._feedback, momentum=self._momentum
             )
         compression, finite = self._compressions[group], _usable(grad)
-        code = compression.pack(own) if finite and not stop else np.zeros(compression.size, np.uint8)
+        code = compression.pack(own) if finite and not stop else compression.blank()
         head = np.array([rows, stop, last, not finite], np.float32)
         try:
             messages = self._gather(torch.from_numpy(np.concatenate([head.view(np.uint8), code])))
