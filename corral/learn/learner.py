@@ -16,7 +16,7 @@ from corral.algos.trajectories import Minibatch
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import LossOutput, Positions, Sample, Trajectory, Transitions, tree_map
 from corral.learn.device import Precision
-from corral.learn.exchange.base import Exchange, GradAction, Local
+from corral.learn.exchange.base import Exchange, GradAction
 from corral.learn.fast import fast_entry, find_fast_loss
 from corral.learn.weights import FlatParams, GroupSlice
 from corral.nets.network import Network, use_precision
@@ -42,7 +42,7 @@ class Learner:
         report: Callable[[str], None] = lambda text: None,
     ):
         self.algo, self.model, self._generator, self.precision = algo, model, generator, precision
-        self._exchange = exchange if exchange is not None else Local()
+        self._exchange = exchange or Exchange()
         self._report = report
         self.device = next(model.parameters()).device
         groups = algo.groups()

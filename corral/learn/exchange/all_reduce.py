@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from corral.learn.exchange.base import ExchangeSetup, GradAction, Local, PeerLost
+from corral.learn.exchange.base import ExchangeSetup, GradAction, GroupExchange, PeerLost
 from corral.learn.exchange.compress import Compress, Compression, find_compression, uses_feedback
 from corral.learn.exchange.peers import own_address
 from corral.learn.weights import split_params
@@ -84,7 +84,7 @@ _HEAD = 4  # numbers sent with each gradient: rows, stop, last, not finite
 _DROP_S = 5.0
 
 
-class AllReduce(Local):
+class AllReduce(GroupExchange):
     """The mean gradient of all learners, weighted by their rows, in one reduction per update.
 
     `grad = sum_k n_k grad_k / sum_k n_k`, or `sum_k grad_k` for losses that are sums. Works alone until `join`.
@@ -144,12 +144,6 @@ class AllReduce(Local):
             self._group = _dist.ProcessGroupGloo(_dist.PrefixStore(str(group), self._store), rank, size, options)
         except (RuntimeError, OSError) as error:
             raise self._lost(error) from error
-
-    def begin(self, weights: Tensor, turn: int, num_workers: int) -> None:
-        """Nothing to do: all learners have the same weights."""
-
-    def end(self) -> None:
-        """Nothing to do: all learners make the same updates."""
 
     def leave(self) -> None:
         group = self._group

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from corral.core.encoding import DecodeError, decode, encode, size_of
 from corral.core.types import Array
-from corral.learn.exchange.base import ExchangeSetup, Local, PeerLost
+from corral.learn.exchange.base import ExchangeSetup, GroupExchange, PeerLost
 from corral.learn.exchange.compress import Codec, broadcast_codec
 from corral.learn.exchange.config import Mode
 from corral.learn.exchange.peers import Listener, connect
@@ -54,7 +54,7 @@ _SEND_S = 60.0
 _MIN_WEIGHT = 0.5  # push-sum weight below which a learner sends nothing: parameters are divided by it
 
 
-class Gossip(Local):
+class Gossip(GroupExchange):
     """One learner's side. It applies its own gradients, and waits for others only in the middle of a turn.
 
     `sync`: a round waits for all shares sent in it. `ssp`: for shares sent `staleness` rounds earlier. `async`: does

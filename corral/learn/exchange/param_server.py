@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from corral.core.encoding import DecodeError, decode, encode, size_of
-from corral.learn.exchange.base import ExchangeSetup, GradAction, Local, PeerLost
+from corral.learn.exchange.base import ExchangeSetup, GradAction, GroupExchange, PeerLost
 from corral.learn.exchange.compress import Codec, Compression, broadcast_codec, gradient_codec, uses_feedback
 from corral.learn.exchange.param_server_process import ENTER, PUSH, REST, SHARE, server_slices
 from corral.learn.exchange.peers import connect
@@ -21,7 +21,7 @@ from corral.runtimes.connection import Connection, ConnectionClosed
 _TIMEOUT_S = 1200.0  # twice the server's timeout for other workers
 
 
-class ParamServer(Local):
+class ParamServer(GroupExchange):
     """One learner's connections to the servers, each of which holds a slice of the weights.
 
     Updates need no agreement (`agree`), because servers wait for a worker only in the middle of its turn.
