@@ -19,6 +19,7 @@ import tyro
 
 from corral.cli.options import Count, EnvKwargs, Seconds, parse_env_kwargs
 from corral.core.errors import UserError
+from corral.core.log import log_level
 
 if TYPE_CHECKING:
     from corral.testing.checks.checker import CheckResult
@@ -55,7 +56,8 @@ class CheckEnv:
         console = make_console()
         results = iter_checks(self.env, env_kwargs=parse_env_kwargs(self.env_kwargs), steps=self.steps, seed=self.seed)
         seen = []
-        with _only_errors("corral.envs"), _only_errors("corral.planning"):  # faults are shown as results
+        # Faults are shown as results.
+        with log_level("corral.envs", logging.ERROR), log_level("corral.planning", logging.ERROR):
             while True:
                 with _deadline(self.timeout_s):
                     result = next(results, None)
@@ -91,18 +93,6 @@ def _verdict(env: str, statuses: Sequence[str], *, stopped: bool) -> str:
     if warned:
         return f"{env} works, with {warned} warning{'s' if warned > 1 else ''}."
     return f"{env} passes all {len(statuses)} checks."
-
-
-@contextlib.contextmanager
-def _only_errors(name: str) -> Iterator[None]:
-    """Silence warnings of this logger within the block."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 @contextlib.contextmanager

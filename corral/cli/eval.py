@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,8 +97,8 @@ class Eval:
         episodes = self.episodes or experiment.eval_episodes or _EPISODES
         both = self.deterministic == self.sampled and not self.render
         kinds = [True, False] if both else [self.deterministic or not self.sampled]
-        vec = make_screen(experiment) if self.render else None
-        results = evaluate_loaded(loaded, episodes, kinds, vec=vec, seed=self.seed, search_sims=self.search_sims)
+        with make_screen(experiment) if self.render else contextlib.nullcontext() as vec:
+            results = evaluate_loaded(loaded, episodes, kinds, vec=vec, seed=self.seed, search_sims=self.search_sims)
         return {"deterministic" if kind else "sampled": result for kind, result in zip(kinds, results, strict=True)}
 
 

@@ -237,15 +237,14 @@ def _point(link: Path, target: str) -> None:
 
 def _prune(checkpoints: Path, newest: Path, keep: int) -> None:
     best = checkpoints / "best"
-    kept = {newest.name, os.readlink(best) if best.is_symlink() else ""}
+    best_name = os.readlink(best) if best.is_symlink() else ""
     step = _order(newest.name)[0]
     past = sorted((n for n in _listed(checkpoints) if _order(n)[0] < step), key=_order)
     last = past[len(past) - max(keep - 1, 0) :]
-    if best.is_symlink() and os.readlink(best) not in (newest.name, *last):
+    if best_name and best_name not in (newest.name, *last):
         _drop_replay(best)
-    kept.update(last)
     for name in _listed(checkpoints):
-        if name not in kept:
+        if name not in (newest.name, best_name, *last):
             # Renamed first, so that a removal that is killed leaves no broken checkpoint.
             with contextlib.suppress(OSError):
                 (checkpoints / name).rename(checkpoints / f"{_TEMPORARY}{name}")
