@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from dataclasses import asdict, dataclass
@@ -45,6 +44,7 @@ class Bench:
             raise UserError(f"--seconds must be positive and at most {_MAX_SECONDS:g}, got {self.seconds:g}.")
         if self.json is not None and not os.access(self.json.parent, os.W_OK):
             raise UserError(f"The results cannot be written to {self.json}: choose a folder that exists.")
+        from corral.cli.console import write_json
         from corral.testing.speed import measure_speed
 
         logging.getLogger("corral").setLevel(logging.WARNING)  # the table shows the backends
@@ -55,16 +55,10 @@ class Bench:
             print(f"Not measured: {name}: {why}")
         print(f"Bottleneck: {bound(speed)}\nSuggestion: {advice(speed)}")
         if self.json is not None:
-            self._write(self.json, speed)
+            found = [asdict(each) | {"steps_per_s": each.rate, "step_us": each.step_us} for each in speed.measurements]
+            report = {"env": self.env, "bound": bound(speed), "change": advice(speed), "measurements": found}
+            write_json(self.json, report)
         return 0
-
-    def _write(self, path: Path, speed: Speed) -> None:
-        found = [asdict(each) | {"steps_per_s": each.rate, "step_us": each.step_us} for each in speed.measurements]
-        report = {"env": self.env, "bound": bound(speed), "change": advice(speed), "measurements": found}
-        try:
-            path.write_text(json.dumps(report, indent=2) + "\n")
-        except OSError as error:
-            raise UserError(f"The results cannot be written to {path}: {error.strerror}.") from error
 
 
 def _print_table(speed: Speed) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import logging
 import os
 import sys
@@ -13,16 +12,13 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from corral.cli.options import Count, EnvKwargs, Seconds, parse_env_kwargs
 from corral.core.errors import UserError
 from corral.core.log import log_level
-
-if TYPE_CHECKING:
-    from corral.testing.checks.checker import CheckResult
 
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 _LAST_FRAMES = 5
@@ -46,7 +42,7 @@ class CheckEnv:
     """Seconds that one check may take; after that, show where it hangs and exit."""
 
     def run(self) -> int:
-        from corral.cli.console import make_console, print_row
+        from corral.cli.console import make_console, print_row, write_json
         from corral.testing.checks.checker import iter_checks
         from corral.testing.checks.env import FOUNDATIONS
 
@@ -68,20 +64,12 @@ class CheckEnv:
                 print_row(console, (result.status, 4, style), (result.name, 14, ""), (result.detail, None, ""))
         statuses = [result.status for result in seen]
         if self.json is not None:
-            self._write(self.json, seen)
+            checks = [{"name": r.name, "status": r.status, "detail": r.detail} for r in seen]
+            facts = {"passed": "fail" not in statuses, "checks": checks, "facts": dict(seen[-1].facts)}
+            write_json(self.json, {"env": self.env} | facts)
         console.print()
         console.print(_verdict(self.env, statuses, stopped=seen[-1].name in FOUNDATIONS))
         return int("fail" in statuses)
-
-    def _write(self, path: Path, seen: Sequence[CheckResult]) -> None:
-        facts = dict(seen[-1].facts)
-        checks = [{"name": r.name, "status": r.status, "detail": r.detail} for r in seen]
-        passed = not any(r.status == "fail" for r in seen)
-        report = {"env": self.env, "passed": passed, "checks": checks, "facts": facts}
-        try:
-            path.write_text(json.dumps(report, indent=2) + "\n")
-        except OSError as error:
-            raise UserError(f"The report cannot be written to {path}: {error.strerror}.") from error
 
 
 def _verdict(env: str, statuses: Sequence[str], *, stopped: bool) -> str:
