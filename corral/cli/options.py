@@ -9,12 +9,13 @@ import difflib
 import io
 import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
 from corral.config.migrate import explain_old_name
-from corral.config.overrides import explain_option, leaves
+from corral.config.overrides import explain_option, leaves, split_items
 from corral.core.errors import UserError
 
 T = TypeVar("T")
@@ -92,12 +93,9 @@ _LITERALS = {"true": True, "false": False, "none": None, "null": None}
 def parse_env_kwargs(given: Iterable[Iterable[str]]) -> dict[str, Any]:
     """Parse `key=value` items; a value is a Python literal if it parses as one, otherwise text."""
     kwargs: dict[str, Any] = {}
-    for item in (item for items in given for item in items):
-        key, equals, text = item.partition("=")
-        if not equals or not key.isidentifier():
-            raise UserError(f"--env-kwargs takes key=value, got {item!r}.")
-        if key in kwargs:
-            raise UserError(f"--env-kwargs names {key!r} twice.")
+    for key, text in split_items(chain.from_iterable(given), "--env-kwargs").items():
+        if not key.isidentifier():
+            raise UserError(f"--env-kwargs takes names of arguments, got {key!r}.")
         try:
             kwargs[key] = ast.literal_eval(text)
         except (ValueError, SyntaxError):

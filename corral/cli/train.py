@@ -6,6 +6,7 @@ import logging
 import math
 import shlex
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,7 +112,7 @@ class Train:
         return kwargs
 
     def _settings(self) -> dict[str, Any]:
-        items = split_items([item for items in self.set for item in items])
+        items = split_items(chain.from_iterable(self.set))
         given: dict[str, Any] = {key.replace("-", "_"): text for key, text in items.items()}
         for name, argument in _NO_SETTINGS.items():
             if name in given:

@@ -31,13 +31,7 @@ class TransitionReplay(Store):
     overwritten meanwhile is ignored.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        data: DataSpec,
-        num_envs: int,
-        seed: int = 0,
-    ):
+    def __init__(self, spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0):
         _check(data)
         self._spec, self._data, self._num_envs = spec, data, num_envs
         self._rng = np.random.default_rng(np.random.SeedSequence(seed))
