@@ -5,12 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
-
-from corral.cli.options import EnvKwargs, OptionalCount, Seconds, parse_env_kwargs
+from corral.cli.options import EnvKwargs, EnvOrUrl, JsonFile, OptionalCount, Seconds, parse_env_kwargs
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,18 +20,15 @@ _MAX_SECONDS = 3600.0
 class Bench:
     """Measure environment steps per second with every backend or over the link, and where the time of a step goes."""
 
-    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV|URL")]
-    """Gymnasium id, your own module:Class, or the URL of an external simulator."""
+    env: EnvOrUrl
     env_kwargs: EnvKwargs = ()
-    """Keyword arguments for the environment."""
     num_envs: OptionalCount = None
     """Number of environments. Default: 8 and 64, if they can be built in time; for a URL 1 and 8."""
     workers: OptionalCount = None
     """Worker processes. Default: one per core; also one per environment if the environment mostly waits."""
     seconds: Seconds = 10.0
     """Total measuring time of all backends, not counting the time to build the environments."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """Also write the results to this file, as JSON."""
+    json: JsonFile = None
 
     def run(self) -> int:
         for name, count in (("--num-envs", self.num_envs), ("--workers", self.workers)):

@@ -11,12 +11,8 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from corral.cli.options import Count, EnvKwargs, Seconds, parse_env_kwargs
+from corral.cli.options import Count, EnvKwargs, EnvOrUrl, JsonFile, Seconds, parse_env_kwargs
 from corral.core.errors import UserError
 from corral.core.log import log_level
 
@@ -28,16 +24,13 @@ _LAST_FRAMES = 5
 class CheckEnv:
     """Check that an environment conforms to the Gymnasium API; the exit code is 1 if it does not."""
 
-    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV|URL")]
-    """Gymnasium id, your own module:Class, or the URL of an external simulator."""
+    env: EnvOrUrl
     env_kwargs: EnvKwargs = ()
-    """Keyword arguments for the environment."""
     steps: Count = 1000
     """Random steps to take."""
     seed: Count = 0
     """Seed of the environment and of the random actions."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """Also write the results to this file, as JSON."""
+    json: JsonFile = None
     timeout_s: Seconds = 120.0
     """Seconds that one check may take; after that, show where it hangs and exit."""
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from corral.cli.options import OptionalCount
-from corral.cli.train import Flag
+from corral.cli.options import Checkpoint, Flag, OptionalCount, RunDir
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,8 +28,7 @@ class Eval:
     others. With the run's seed and number of episodes, this repeats the run's own evaluation.
     """
 
-    run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """The run."""
+    run_dir: RunDir
     env: Annotated[str | None, tyro.conf.arg(metavar="ID|MODULE:CLASS|URL", help_behavior_hint="")] = None
     """Another environment with the same spaces. Default: that of the run."""
     episodes: OptionalCount = None
@@ -42,8 +39,7 @@ class Eval:
     """Evaluate the deterministic policy only. Default: both deterministic and sampled."""
     sampled: Flag = False
     """Evaluate only with sampled actions, as in training."""
-    checkpoint: Annotated[str, tyro.conf.arg(metavar="NAME")] = "best"
-    """Checkpoint: best, latest, or a name."""
+    checkpoint: Checkpoint = "best"
     render: Flag = False
     """Show the episodes on the screen, with deterministic actions unless --sampled."""
     search_sims: OptionalCount = None

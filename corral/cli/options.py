@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -81,11 +82,37 @@ def _explain_setting(parsed: Any, name: str) -> str | None:
 
 Count = Annotated[int, tyro.conf.arg(metavar="N")]
 OptionalCount = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+Number = Annotated[str | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+"""Type of an option that is an integer, which may be written 1e5 or 100_000."""
 Seconds = Annotated[
     float, tyro.conf.arg(metavar="SECONDS", help_behavior_hint=lambda default: f"(default: {float(default):g})")
 ]
-EnvKwargs = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
-"""Type of an `--env-kwargs` option: several key=value items, repeatable."""
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]  # option without a value
+
+# Options of several commands, with their help.
+Quiet = Annotated[Flag, tyro.conf.arg(help="Show no progress, only the result.", help_behavior_hint="")]
+RunDir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR", help="The run.")]
+Checkpoint = Annotated[str, tyro.conf.arg(metavar="NAME", help="Checkpoint: best, latest, or a name.")]
+EnvOrUrl = Annotated[
+    tyro.conf.Positional[str],
+    tyro.conf.arg(metavar="ENV|URL", help="Gymnasium id, your own module:Class, or the URL of an external simulator."),
+]
+EnvKwargs = Annotated[
+    tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]],
+    tyro.conf.arg(metavar="KEY=VALUE ...", help="Keyword arguments for the environment."),
+]
+Sinks = Annotated[
+    tyro.conf.UseAppendAction[tuple[str, ...]],
+    tyro.conf.arg(
+        metavar="NAME|MODULE:CLASS",
+        help="Your own corral.MetricSink, or csv or tensorboard to choose among the built-in ones.",
+    ),
+]
+Callbacks = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="MODULE:CLASS")]
+JsonFile = Annotated[
+    Path | None,
+    tyro.conf.arg(metavar="FILE", help="Also write the results to this file, as JSON.", help_behavior_hint=""),
+]
 
 _LITERALS = {"true": True, "false": False, "none": None, "null": None}
 
