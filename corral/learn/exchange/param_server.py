@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,15 +61,10 @@ class ParamServer(GroupExchange):
         self._weights = weights
         if not self._slices:
             self._slices = [server_slices(group, len(self._servers)) for group in self._groups]
-            self._compressions = [
-                [self._compression(s, len(self._servers) * g + k) for k, s in enumerate(parts)]
-                for g, parts in enumerate(self._slices)
-            ]
+            numbers = itertools.count(self._seed)
+            make = partial(Compression, self._codec, feedback=self._feedback, momentum=self._momentum)
+            self._compressions = [[make(s.stop - s.start, next(numbers)) for s in parts] for parts in self._slices]
         self._take(self._ask(ENTER, [{"num_workers": num_workers}] * len(self._servers)))
-
-    def _compression(self, part: slice, number: int) -> Compression:
-        count = part.stop - part.start
-        return Compression(self._codec, count, self._seed + number, feedback=self._feedback, momentum=self._momentum)
 
     def end(self) -> None:
         for server in self._servers:
