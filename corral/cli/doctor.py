@@ -168,14 +168,21 @@ class Doctor:
     """Show cores, threads, memory, versions and extras, measure how processes scale, and report what will be slow."""
 
     def run(self) -> int:
+        import torch
+
         from corral.cli.console import make_console, print_row
 
         console = make_console()
         machine = look()
-        threads, gpus = _torch()
+        threads = torch.get_num_threads()
+        gpus = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        measured = [
+            ("process wake-up", f"{machine.wake_up_s * 1e6:.0f} us"),
+            ("two processes", f"{machine.two_process_speedup:.2f}x the work of one"),
+        ]
         for title, facts in (
-            ("Machine", _machine_facts(machine, gpus)),
-            ("Measured", _measured_facts(machine)),
+            ("Machine", _machine_facts(machine, gpus or "none that torch can use")),
+            ("Measured", measured),
             ("Threads", _thread_facts(threads)),
             ("Versions", _versions()),
             ("Extras", _extras()),
@@ -192,7 +199,7 @@ class Doctor:
 
 def advice(machine: Machine, torch_threads: int) -> list[str]:
     """What the facts mean for sampling and training, in sentences."""
-    return [*_cpu_advice(machine), *_thread_advice(machine, torch_threads), *_memory_advice(machine)]
+    return [*_cpu_advice(machine), *_other_advice(machine, torch_threads)]
 
 
 def _cpu_advice(machine: Machine) -> Iterator[str]:
@@ -232,7 +239,7 @@ def _cpu_advice(machine: Machine) -> Iterator[str]:
         )
 
 
-def _thread_advice(machine: Machine, torch_threads: int) -> Iterator[str]:
+def _other_advice(machine: Machine, torch_threads: int) -> Iterator[str]:
     if torch_threads > 1:
         yield (
             f"torch uses {torch_threads} threads in the main process: small networks are often faster, sometimes many "
@@ -240,9 +247,6 @@ def _thread_advice(machine: Machine, torch_threads: int) -> Iterator[str]:
         )
     if torch_threads > machine.cores:
         yield f"torch uses more threads than the {machine.cores} usable cores; they wait for each other."
-
-
-def _memory_advice(machine: Machine) -> Iterator[str]:
     if machine.memory_free is not None and machine.memory_free < 4 * _GB:
         yield (
             f"{machine.memory_free / _GB:.1f} GB of memory are free: each worker process takes about 0.1 GB "
@@ -267,11 +271,6 @@ def _machine_facts(machine: Machine, gpus: str) -> Iterator[tuple[str, str]]:
     yield "memfd", "yes" if machine.memfd else "no"
     yield "GPU", gpus
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}"
-
-
-def _measured_facts(machine: Machine) -> Iterator[tuple[str, str]]:
-    yield "process wake-up", f"{machine.wake_up_s * 1e6:.0f} us"
-    yield "two processes", f"{machine.two_process_speedup:.2f}x the work of one"
 
 
 def _thread_facts(torch_threads: int) -> Iterator[tuple[str, str]]:
@@ -301,11 +300,3 @@ def _extras() -> Iterator[tuple[str, str]]:
             yield extra, f"missing {', '.join(missing)}: pip install 'corral-rl[{extra}]'"
         else:
             yield extra, "present"
-
-
-def _torch() -> tuple[int, str]:
-    import torch
-
-    count = torch.cuda.device_count()
-    names = ", ".join(torch.cuda.get_device_name(i) for i in range(count))
-    return torch.get_num_threads(), names or "none that torch can use"

@@ -66,18 +66,14 @@ def _unknown(parsed: Any, unknown: Sequence[str], prog: str) -> str:
     close = difflib.get_close_matches(option, options, 1)
     hint = f"did you mean {close[0]}?" if close else f"see `{prog} --help`."
     name = option.lstrip("-").replace("-", "_")
-    hint = _explain_setting(parsed, name) or explain_old_name(name, [field.name for field in fields]) or hint
+    hint = explain_old_name(name, [field.name for field in fields]) or hint
+    if hasattr(parsed, "set"):
+        from corral.config.experiment import Experiment
+
+        with contextlib.suppress(UserError):
+            settings = leaves(Experiment.make(parsed.algo, "CartPole-v1", preset="none"))
+            hint = explain_option(name, settings) or hint
     return f"`{prog}` has no option {option}; {hint}"
-
-
-def _explain_setting(parsed: Any, name: str) -> str | None:
-    if not hasattr(parsed, "set"):
-        return None
-    from corral.config.experiment import Experiment
-
-    with contextlib.suppress(UserError):
-        return explain_option(name, leaves(Experiment.make(parsed.algo, "CartPole-v1", preset="none")))
-    return None
 
 
 Count = Annotated[int, tyro.conf.arg(metavar="N")]

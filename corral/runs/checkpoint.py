@@ -61,7 +61,8 @@ def save(
     """
     folder.checkpoints.mkdir(exist_ok=True)
     _sweep(folder.checkpoints)
-    target = _free_name(folder.checkpoints, step)
+    same = [_order(name)[1] for name in _listed(folder.checkpoints) if _order(name)[0] == step]
+    target = folder.checkpoints / (f"step_{step:09d}" + (f"_{max(same) + 1}" if same else ""))
     temporary = folder.checkpoints / f"{_TEMPORARY}{target.name}"
     try:
         temporary.mkdir()
@@ -220,12 +221,6 @@ def _order(name: str) -> tuple[int, int]:
     match = _NAME.fullmatch(name)
     assert match is not None
     return int(match[1]), int(match[2] or 1)
-
-
-def _free_name(checkpoints: Path, step: int) -> Path:
-    """Path for a checkpoint of this step; a second one of the same step gets a number."""
-    same = [_order(name)[1] for name in _listed(checkpoints) if _order(name)[0] == step]
-    return checkpoints / (f"step_{step:09d}_{max(same) + 1}" if same else f"step_{step:09d}")
 
 
 def _point(link: Path, target: str) -> None:

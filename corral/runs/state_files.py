@@ -160,7 +160,10 @@ def decode(node: Any, arrays: dict[str, tuple[str, Array]], branch: Callable[[st
         return {inner(key): inner(item) for key, item in value}
     dtype, array = arrays[value]
     if word == "$torch":
-        return _to_torch(dtype, array)
+        import torch
+
+        tensor = torch.from_numpy(array)
+        return tensor.view(getattr(torch, _DTYPES[dtype])) if dtype in _ONLY_TORCH else tensor
     return array[()] if word == "$number" else array
 
 
@@ -257,10 +260,3 @@ def _read_arrays(file: BinaryIO) -> dict[str, tuple[str, Array]]:
         array = mapped[start:end].view(dtype).reshape(entry["shape"])
         arrays[name] = entry["dtype"], array if array.nbytes >= _MAPPED else array.copy()
     return arrays
-
-
-def _to_torch(dtype: str, array: Array) -> Any:
-    import torch
-
-    tensor = torch.from_numpy(array)
-    return tensor.view(getattr(torch, _DTYPES[dtype])) if dtype in _ONLY_TORCH else tensor
