@@ -196,7 +196,7 @@ class Group:
         return [float(-part["weights"].mean()) for part in self.server.state()["parts"]]
 
 
-GROUPS = {"groups": [slice(0, 16), slice(16, 32)], "optimizer": sgd, "feedback": False}
+GROUPS = {"groups": [slice(0, 16), slice(16, 32)], "optimizer": sgd}
 
 
 def test_group_is_stepped_with_its_learning_rate():

@@ -127,7 +127,7 @@ def test_code_of_failed_reduce_is_sent_later(why):
     store, results, met = open_store(HOST), {}, threading.Barrier(2)
 
     def work(rank):
-        exchange = AllReduce(find_compression("topk:0.5"))
+        exchange = AllReduce(DataParallelConfig(compress="topk:0.5"))
         exchange.join(HOST, store.port, 1, rank, 2, 20.0)
         met.wait(20)
         grad = torch.tensor([4.0, -3.0, 2.0, 1.0])

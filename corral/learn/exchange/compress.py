@@ -277,7 +277,7 @@ def broadcast_codec(config: DataParallelConfig) -> Codec:
     return Qsgd(8) if config.quantize_weights else Float32Codec()
 
 
-def uses_feedback(config: DataParallelConfig) -> bool:
-    """Whether the compression error is added to the next gradient: for biased codecs and torch's hooks."""
-    compress = find_compression(config.compress)
-    return compress is not None and (compress.hook is not None or not compress.codec.unbiased)
+def make_compression(config: DataParallelConfig, count: int, seed: int) -> Compression:
+    """The compression of `count` gradients of one learner; errors of biased codecs are fed back."""
+    codec = gradient_codec(config)
+    return Compression(codec, count, seed, feedback=not codec.unbiased, momentum=config.compress_momentum)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,8 @@ from torch import Tensor
 
 from corral.core.encoding import DecodeError, decode, encode, size_of
 from corral.learn.exchange.base import ExchangeSetup, GradAction, GroupExchange, PeerLost
-from corral.learn.exchange.compress import Codec, Compression, broadcast_codec, gradient_codec, uses_feedback
+from corral.learn.exchange.compress import Compression, broadcast_codec, make_compression
+from corral.learn.exchange.config import DataParallelConfig
 from corral.learn.exchange.param_server_process import ENTER, PUSH, REST, SHARE, server_slices
 from corral.learn.exchange.peers import connect
 from corral.learn.weights import group_slices
@@ -34,18 +34,11 @@ class ParamServer(GroupExchange):
 
     @classmethod
     def make(cls, setup: ExchangeSetup) -> ParamServer:
-        config = setup.config
-        return cls(
-            gradient_codec(config), broadcast_codec(config), group_slices(setup.model, setup.groups),
-            feedback=uses_feedback(config), momentum=config.compress_momentum, seed=setup.seed,
-        )  # fmt: skip
+        return cls(setup.config, group_slices(setup.model, setup.groups), setup.seed)
 
-    def __init__(
-        self, codec: Codec, broadcast: Codec, groups: Sequence[slice], *, feedback: bool, momentum: float = 0.0,
-        seed: int = 0,
-    ):  # fmt: skip
-        self._codec, self._broadcast, self._feedback, self._momentum = codec, broadcast, feedback, momentum
-        self._groups, self._seed = groups, seed
+    def __init__(self, config: DataParallelConfig, groups: Sequence[slice], seed: int = 0):
+        self._config, self._groups, self._seed = config, groups, seed
+        self._broadcast = broadcast_codec(config)
         self._servers: list[Connection] = []
         self._slices: list[list[slice]] = []  # of each group, one slice of the flat weights per server
         self._compressions: list[list[Compression]] = []
@@ -62,8 +55,10 @@ class ParamServer(GroupExchange):
         if not self._slices:
             self._slices = [server_slices(group, len(self._servers)) for group in self._groups]
             numbers = itertools.count(self._seed)
-            make = partial(Compression, self._codec, feedback=self._feedback, momentum=self._momentum)
-            self._compressions = [[make(s.stop - s.start, next(numbers)) for s in parts] for parts in self._slices]
+            self._compressions = [
+                [make_compression(self._config, s.stop - s.start, next(numbers)) for s in parts]
+                for parts in self._slices
+            ]
         self._take(self._ask(ENTER, [{"num_workers": num_workers}] * len(self._servers)))
 
     def end(self) -> None:
