@@ -14,9 +14,8 @@ from torch import nn
 from corral.algos.base import ParamGroup
 from corral.learn.exchange.all_reduce import open_store
 from corral.learn.exchange.base import ExchangeSetup, GroupExchange, make_exchange
-from corral.learn.exchange.compress import broadcast_codec, gradient_codec
 from corral.learn.exchange.config import DataParallelConfig
-from corral.learn.exchange.param_server_process import ParamServerProcess, Rules
+from corral.learn.exchange.param_server_process import ParamServerProcess
 from corral.learn.weights import FlatParams
 
 _TIMEOUT_S = 300.0
@@ -42,11 +41,8 @@ class Side:
         if rank == 0 and config.exchange == "all_reduce":
             self._own = open_store(host)
         if rank == 0 and config.exchange == "param_server":
-            rules = Rules(*config.rule, config.backup_workers)
-            self._own = ParamServerProcess(
-                [(flat.weights.detach(), group.optimizer) for group in _GROUPS], rules, gradient_codec(config),
-                broadcast_codec(config), host, secret,
-            )  # fmt: skip
+            parts = [(flat.weights.detach(), group.optimizer) for group in _GROUPS]
+            self._own = ParamServerProcess(parts, config, host, secret)
         self._turn = 0
 
     @property

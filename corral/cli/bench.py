@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
-
-from corral.cli.options import EnvKwargs, OptionalCount, Seconds, parse_env_kwargs
+from corral.cli.options import EnvKwargs, EnvOrUrl, JsonFile, OptionalCount, Seconds, parse_env_kwargs
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,18 +20,15 @@ _MAX_SECONDS = 3600.0
 class Bench:
     """Measure environment steps per second with every backend or over the link, and where the time of a step goes."""
 
-    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV|URL")]
-    """Gymnasium id, your own module:Class, or the URL of an external simulator."""
+    env: EnvOrUrl
     env_kwargs: EnvKwargs = ()
-    """Keyword arguments for the environment."""
     num_envs: OptionalCount = None
     """Number of environments. Default: 8 and 64, if they can be built in time; for a URL 1 and 8."""
     workers: OptionalCount = None
     """Worker processes. Default: one per core; also one per environment if the environment mostly waits."""
     seconds: Seconds = 10.0
     """Total measuring time of all backends, not counting the time to build the environments."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """Also write the results to this file, as JSON."""
+    json: JsonFile = None
 
     def run(self) -> int:
         for name, count in (("--num-envs", self.num_envs), ("--workers", self.workers)):
@@ -45,6 +38,7 @@ class Bench:
             raise UserError(f"--seconds must be positive and at most {_MAX_SECONDS:g}, got {self.seconds:g}.")
         if self.json is not None and not os.access(self.json.parent, os.W_OK):
             raise UserError(f"The results cannot be written to {self.json}: choose a folder that exists.")
+        from corral.cli.console import write_json
         from corral.testing.speed import measure_speed
 
         logging.getLogger("corral").setLevel(logging.WARNING)  # the table shows the backends
@@ -55,16 +49,10 @@ class Bench:
             print(f"Not measured: {name}: {why}")
         print(f"Bottleneck: {bound(speed)}\nSuggestion: {advice(speed)}")
         if self.json is not None:
-            self._write(self.json, speed)
+            found = [asdict(each) | {"steps_per_s": each.rate, "step_us": each.step_us} for each in speed.measurements]
+            report = {"env": self.env, "bound": bound(speed), "change": advice(speed), "measurements": found}
+            write_json(self.json, report)
         return 0
-
-    def _write(self, path: Path, speed: Speed) -> None:
-        found = [asdict(each) | {"steps_per_s": each.rate, "step_us": each.step_us} for each in speed.measurements]
-        report = {"env": self.env, "bound": bound(speed), "change": advice(speed), "measurements": found}
-        try:
-            path.write_text(json.dumps(report, indent=2) + "\n")
-        except OSError as error:
-            raise UserError(f"The results cannot be written to {path}: {error.strerror}.") from error
 
 
 def _print_table(speed: Speed) -> None:

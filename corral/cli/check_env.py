@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import logging
 import os
 import sys
@@ -12,16 +11,10 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
-from corral.cli.options import Count, EnvKwargs, Seconds, parse_env_kwargs
+from corral.cli.options import Count, EnvKwargs, EnvOrUrl, JsonFile, Seconds, parse_env_kwargs
 from corral.core.errors import UserError
-
-if TYPE_CHECKING:
-    from corral.testing.checks.checker import CheckResult
+from corral.core.log import log_level
 
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 _LAST_FRAMES = 5
@@ -31,21 +24,18 @@ _LAST_FRAMES = 5
 class CheckEnv:
     """Check that an environment conforms to the Gymnasium API; the exit code is 1 if it does not."""
 
-    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV|URL")]
-    """Gymnasium id, your own module:Class, or the URL of an external simulator."""
+    env: EnvOrUrl
     env_kwargs: EnvKwargs = ()
-    """Keyword arguments for the environment."""
     steps: Count = 1000
     """Random steps to take."""
     seed: Count = 0
     """Seed of the environment and of the random actions."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """Also write the results to this file, as JSON."""
+    json: JsonFile = None
     timeout_s: Seconds = 120.0
     """Seconds that one check may take; after that, show where it hangs and exit."""
 
     def run(self) -> int:
-        from corral.cli.console import make_console, print_row
+        from corral.cli.console import make_console, print_row, write_json
         from corral.testing.checks.checker import iter_checks
         from corral.testing.checks.env import FOUNDATIONS
 
@@ -55,7 +45,8 @@ class CheckEnv:
         console = make_console()
         results = iter_checks(self.env, env_kwargs=parse_env_kwargs(self.env_kwargs), steps=self.steps, seed=self.seed)
         seen = []
-        with _only_errors("corral.envs"), _only_errors("corral.planning"):  # faults are shown as results
+        # Faults are shown as results.
+        with log_level("corral.envs", logging.ERROR), log_level("corral.planning", logging.ERROR):
             while True:
                 with _deadline(self.timeout_s):
                     result = next(results, None)
@@ -66,20 +57,12 @@ class CheckEnv:
                 print_row(console, (result.status, 4, style), (result.name, 14, ""), (result.detail, None, ""))
         statuses = [result.status for result in seen]
         if self.json is not None:
-            self._write(self.json, seen)
+            checks = [{"name": r.name, "status": r.status, "detail": r.detail} for r in seen]
+            facts = {"passed": "fail" not in statuses, "checks": checks, "facts": dict(seen[-1].facts)}
+            write_json(self.json, {"env": self.env} | facts)
         console.print()
         console.print(_verdict(self.env, statuses, stopped=seen[-1].name in FOUNDATIONS))
         return int("fail" in statuses)
-
-    def _write(self, path: Path, seen: Sequence[CheckResult]) -> None:
-        facts = dict(seen[-1].facts)
-        checks = [{"name": r.name, "status": r.status, "detail": r.detail} for r in seen]
-        passed = not any(r.status == "fail" for r in seen)
-        report = {"env": self.env, "passed": passed, "checks": checks, "facts": facts}
-        try:
-            path.write_text(json.dumps(report, indent=2) + "\n")
-        except OSError as error:
-            raise UserError(f"The report cannot be written to {path}: {error.strerror}.") from error
 
 
 def _verdict(env: str, statuses: Sequence[str], *, stopped: bool) -> str:
@@ -91,18 +74,6 @@ def _verdict(env: str, statuses: Sequence[str], *, stopped: bool) -> str:
     if warned:
         return f"{env} works, with {warned} warning{'s' if warned > 1 else ''}."
     return f"{env} passes all {len(statuses)} checks."
-
-
-@contextlib.contextmanager
-def _only_errors(name: str) -> Iterator[None]:
-    """Silence warnings of this logger within the block."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 @contextlib.contextmanager

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from corral.core.errors import UserError
 
 _NEVER_WRAP = 10_000
 
@@ -37,3 +42,11 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     make_console().print(table)
+
+
+def write_json(path: Path, report: Mapping[str, Any]) -> None:
+    """Write the results of a command."""
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(f"The results cannot be written to {path}: {error.strerror}.") from error

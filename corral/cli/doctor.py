@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from corral.core.machine import available_bytes, cores
+from corral.core.machine import available_bytes, cores, total_bytes
+from corral.runtimes.child import THREAD_VARIABLES
 
 _ECHO = """
 import os, socket, sys
@@ -47,27 +48,29 @@ class Machine:
     cores: int
     cores_present: int
     cpu_quota: float | None  # CPU quota of the container, in cores
-    load: float | None  # cores that other programs keep busy
+    load: float  # cores that other programs keep busy
     memory_total: int | None
     memory_free: int | None
     shm_bytes: int | None
     memfd: bool
-    wake_up_s: float | None  # from one process's send to the other's return from its wait
-    two_process_speedup: float | None
+    wake_up_s: float  # from one process's send to the other's return from its wait
+    two_process_speedup: float
 
 
 def look() -> Machine:
     """Inspect this machine; measures for about two seconds."""
+    total, limit = total_bytes(), _cgroup("memory.max")
+    quota, _, period = _cgroup("cpu.max").partition(" ")
     return Machine(
         cores=cores(),
         cores_present=os.cpu_count() or 1,
-        cpu_quota=_cpu_quota(),
-        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        memory_total=_total_bytes(),
+        cpu_quota=int(quota) / int(period) if quota.isdigit() and period.isdigit() else None,
+        load=os.getloadavg()[0],
+        memory_total=min(total, int(limit)) if total and limit.isdigit() else total,
         memory_free=available_bytes(),
         shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
         memfd=hasattr(os, "memfd_create"),
-        wake_up_s=measure_wake_up() if os.name == "posix" else None,
+        wake_up_s=measure_wake_up(),
         two_process_speedup=measure_speedup(),
     )
 
@@ -131,21 +134,6 @@ def _time(processes: list[subprocess.Popen[str]], count: int) -> float:
     return max(float(p.stdout.readline()) for p in processes if p.stdout is not None)
 
 
-def _total_bytes() -> int | None:
-    """Memory of this machine, within the container's limit."""
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
-    limit = _cgroup("memory.max")
-    return min(total, int(limit)) if limit.isdigit() else total
-
-
-def _cpu_quota() -> float | None:
-    quota, _, period = _cgroup("cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
-
-
 def _cgroup(name: str) -> str:
     try:
         with open(f"/sys/fs/cgroup/{name}") as file:
@@ -172,7 +160,6 @@ EXTRAS = {
 """Extra -> modules that it installs."""
 
 _PACKAGES = ("corral-rl", "torch", "numpy", "gymnasium", "numba", "ale-py", "envpool", "stable-baselines3")
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _GB = 1 << 30
 
 
@@ -181,14 +168,21 @@ class Doctor:
     """Show cores, threads, memory, versions and extras, measure how processes scale, and report what will be slow."""
 
     def run(self) -> int:
+        import torch
+
         from corral.cli.console import make_console, print_row
 
         console = make_console()
         machine = look()
-        threads, gpus = _torch()
+        threads = torch.get_num_threads()
+        gpus = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        measured = [
+            ("process wake-up", f"{machine.wake_up_s * 1e6:.0f} us"),
+            ("two processes", f"{machine.two_process_speedup:.2f}x the work of one"),
+        ]
         for title, facts in (
-            ("Machine", _machine_facts(machine, gpus)),
-            ("Measured", _measured_facts(machine)),
+            ("Machine", _machine_facts(machine, gpus or "none that torch can use")),
+            ("Measured", measured),
             ("Threads", _thread_facts(threads)),
             ("Versions", _versions()),
             ("Extras", _extras()),
@@ -203,9 +197,9 @@ class Doctor:
         return 0
 
 
-def advice(machine: Machine, torch_threads: int | None) -> list[str]:
+def advice(machine: Machine, torch_threads: int) -> list[str]:
     """What the facts mean for sampling and training, in sentences."""
-    return [*_cpu_advice(machine), *_thread_advice(machine, torch_threads), *_memory_advice(machine)]
+    return [*_cpu_advice(machine), *_other_advice(machine, torch_threads)]
 
 
 def _cpu_advice(machine: Machine) -> Iterator[str]:
@@ -225,19 +219,18 @@ def _cpu_advice(machine: Machine) -> Iterator[str]:
             "more busy processes than that are throttled for part of every 100 ms; set "
             f"workers={max(1, int(machine.cpu_quota))}."
         )
-    if machine.load is not None and machine.load > 0.5 * machine.cores:
+    if machine.load > 0.5 * machine.cores:
         yield (
             f"Other programs kept {machine.load:.1f} cores busy over the last minute: runs and measurements are slower "
             "and less stable."
         )
-    speedup = machine.two_process_speedup
-    if speedup is not None and machine.cores > 1 and speedup < 1.6:
+    speedup, wake = machine.two_process_speedup, machine.wake_up_s
+    if machine.cores > 1 and speedup < 1.6:
         yield (
             f"Two busy processes do only {speedup:.1f} times the work of one: the cores are shared with other programs "
             "or are two hyperthreads of one core. Expect the same speedup from two workers."
         )
-    wake = machine.wake_up_s
-    if wake is not None and wake > 25e-6:
+    if wake > 25e-6:
         yield (
             f"Waking another process takes {wake * 1e6:.0f} us (5 to 10 on a desktop, 50 to 150 on virtual "
             "machines), so on backend='process' a step of all environments costs at least "
@@ -246,17 +239,14 @@ def _cpu_advice(machine: Machine) -> Iterator[str]:
         )
 
 
-def _thread_advice(machine: Machine, torch_threads: int | None) -> Iterator[str]:
-    if torch_threads is not None and torch_threads > 1:
+def _other_advice(machine: Machine, torch_threads: int) -> Iterator[str]:
+    if torch_threads > 1:
         yield (
             f"torch uses {torch_threads} threads in the main process: small networks are often faster, sometimes many "
             "times, with torch.set_num_threads(1), which leaves the other cores to workers."
         )
-    if torch_threads is not None and torch_threads > machine.cores:
+    if torch_threads > machine.cores:
         yield f"torch uses more threads than the {machine.cores} usable cores; they wait for each other."
-
-
-def _memory_advice(machine: Machine) -> Iterator[str]:
     if machine.memory_free is not None and machine.memory_free < 4 * _GB:
         yield (
             f"{machine.memory_free / _GB:.1f} GB of memory are free: each worker process takes about 0.1 GB "
@@ -273,8 +263,7 @@ def _memory_advice(machine: Machine) -> Iterator[str]:
 
 def _machine_facts(machine: Machine, gpus: str) -> Iterator[tuple[str, str]]:
     quota = f", container quota {machine.cpu_quota:g}" if machine.cpu_quota is not None else ""
-    load = f", load {machine.load:.1f}" if machine.load is not None else ""
-    yield "cores", f"{machine.cores} usable of {machine.cores_present}{quota}{load}"
+    yield "cores", f"{machine.cores} usable of {machine.cores_present}{quota}, load {machine.load:.1f}"
     if machine.memory_total is not None and machine.memory_free is not None:
         yield "memory", f"{machine.memory_free / _GB:.1f} GB free of {machine.memory_total / _GB:.1f} GB"
     if machine.shm_bytes is not None:
@@ -284,20 +273,13 @@ def _machine_facts(machine: Machine, gpus: str) -> Iterator[tuple[str, str]]:
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}"
 
 
-def _measured_facts(machine: Machine) -> Iterator[tuple[str, str]]:
-    if machine.wake_up_s is not None:
-        yield "process wake-up", f"{machine.wake_up_s * 1e6:.0f} us"
-    if machine.two_process_speedup is not None:
-        yield "two processes", f"{machine.two_process_speedup:.2f}x the work of one"
-
-
-def _thread_facts(torch_threads: int | None) -> Iterator[tuple[str, str]]:
+def _thread_facts(torch_threads: int) -> Iterator[tuple[str, str]]:
     import numpy as np
 
     config: Any = np.show_config(mode="dicts")
     blas = config.get("Build Dependencies", {}).get("blas", {}).get("name", "unknown BLAS")
-    chosen = ", ".join(f"{name}={os.environ[name]}" for name in _THREAD_VARIABLES if name in os.environ)
-    yield "torch", "not installed" if torch_threads is None else f"{torch_threads} threads in this process"
+    chosen = ", ".join(f"{name}={os.environ[name]}" for name in THREAD_VARIABLES if name in os.environ)
+    yield "torch", f"{torch_threads} threads in this process"
     yield "numpy", f"{blas}, {chosen or 'one thread per core (no OMP_NUM_THREADS or similar is set)'}"
     yield "Corral's workers", "1 thread each"
 
@@ -318,13 +300,3 @@ def _extras() -> Iterator[tuple[str, str]]:
             yield extra, f"missing {', '.join(missing)}: pip install 'corral-rl[{extra}]'"
         else:
             yield extra, "present"
-
-
-def _torch() -> tuple[int | None, str]:
-    try:
-        import torch
-    except ModuleNotFoundError:
-        return None, "unknown without torch"
-    count = torch.cuda.device_count()
-    names = ", ".join(torch.cuda.get_device_name(i) for i in range(count))
-    return torch.get_num_threads(), names or "none that torch can use"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from corral.cli.options import OptionalCount
-from corral.cli.train import Flag
+from corral.cli.options import Checkpoint, Flag, OptionalCount, RunDir
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ class Eval:
     others. With the run's seed and number of episodes, this repeats the run's own evaluation.
     """
 
-    run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """The run."""
+    run_dir: RunDir
     env: Annotated[str | None, tyro.conf.arg(metavar="ID|MODULE:CLASS|URL", help_behavior_hint="")] = None
     """Another environment with the same spaces. Default: that of the run."""
     episodes: OptionalCount = None
@@ -41,8 +39,7 @@ class Eval:
     """Evaluate the deterministic policy only. Default: both deterministic and sampled."""
     sampled: Flag = False
     """Evaluate only with sampled actions, as in training."""
-    checkpoint: Annotated[str, tyro.conf.arg(metavar="NAME")] = "best"
-    """Checkpoint: best, latest, or a name."""
+    checkpoint: Checkpoint = "best"
     render: Flag = False
     """Show the episodes on the screen, with deterministic actions unless --sampled."""
     search_sims: OptionalCount = None
@@ -96,8 +93,8 @@ class Eval:
         episodes = self.episodes or experiment.eval_episodes or _EPISODES
         both = self.deterministic == self.sampled and not self.render
         kinds = [True, False] if both else [self.deterministic or not self.sampled]
-        vec = make_screen(experiment) if self.render else None
-        results = evaluate_loaded(loaded, episodes, kinds, vec=vec, seed=self.seed, search_sims=self.search_sims)
+        with make_screen(experiment) if self.render else contextlib.nullcontext() as vec:
+            results = evaluate_loaded(loaded, episodes, kinds, vec=vec, seed=self.seed, search_sims=self.search_sims)
         return {"deterministic" if kind else "sampled": result for kind, result in zip(kinds, results, strict=True)}
 
 

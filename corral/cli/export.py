@@ -8,6 +8,8 @@ from typing import Annotated
 
 import tyro
 
+from corral.cli.options import Checkpoint, RunDir
+
 
 @dataclass(frozen=True)
 class Export:
@@ -16,12 +18,10 @@ class Export:
     The file is compared with the policy, and removed if its actions differ.
     """
 
-    run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """The run."""
+    run_dir: RunDir
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("policy.onnx")
     """File to write: .onnx, or .pt for TorchScript."""
-    checkpoint: Annotated[str, tyro.conf.arg(metavar="NAME")] = "best"
-    """Checkpoint: best, latest, or a name."""
+    checkpoint: Checkpoint = "best"
 
     def run(self) -> int:
         from corral.runs.export.file import export

@@ -9,12 +9,14 @@ import difflib
 import io
 import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
 from corral.config.migrate import explain_old_name
-from corral.config.overrides import explain_option, leaves
+from corral.config.overrides import explain_option, leaves, split_items
 from corral.core.errors import UserError
 
 T = TypeVar("T")
@@ -64,27 +66,49 @@ def _unknown(parsed: Any, unknown: Sequence[str], prog: str) -> str:
     close = difflib.get_close_matches(option, options, 1)
     hint = f"did you mean {close[0]}?" if close else f"see `{prog} --help`."
     name = option.lstrip("-").replace("-", "_")
-    hint = _explain_setting(parsed, name) or explain_old_name(name, [field.name for field in fields]) or hint
+    hint = explain_old_name(name, [field.name for field in fields]) or hint
+    if hasattr(parsed, "set"):
+        from corral.config.experiment import Experiment
+
+        with contextlib.suppress(UserError):
+            settings = leaves(Experiment.make(parsed.algo, "CartPole-v1", preset="none"))
+            hint = explain_option(name, settings) or hint
     return f"`{prog}` has no option {option}; {hint}"
-
-
-def _explain_setting(parsed: Any, name: str) -> str | None:
-    if not hasattr(parsed, "set"):
-        return None
-    from corral.config.experiment import Experiment
-
-    with contextlib.suppress(UserError):
-        return explain_option(name, leaves(Experiment.make(parsed.algo, "CartPole-v1", preset="none")))
-    return None
 
 
 Count = Annotated[int, tyro.conf.arg(metavar="N")]
 OptionalCount = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+Number = Annotated[str | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+"""Type of an option that is an integer, which may be written 1e5 or 100_000."""
 Seconds = Annotated[
     float, tyro.conf.arg(metavar="SECONDS", help_behavior_hint=lambda default: f"(default: {float(default):g})")
 ]
-EnvKwargs = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
-"""Type of an `--env-kwargs` option: several key=value items, repeatable."""
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]  # option without a value
+
+# Options of several commands, with their help.
+Quiet = Annotated[Flag, tyro.conf.arg(help="Show no progress, only the result.", help_behavior_hint="")]
+RunDir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR", help="The run.")]
+Checkpoint = Annotated[str, tyro.conf.arg(metavar="NAME", help="Checkpoint: best, latest, or a name.")]
+EnvOrUrl = Annotated[
+    tyro.conf.Positional[str],
+    tyro.conf.arg(metavar="ENV|URL", help="Gymnasium id, your own module:Class, or the URL of an external simulator."),
+]
+EnvKwargs = Annotated[
+    tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]],
+    tyro.conf.arg(metavar="KEY=VALUE ...", help="Keyword arguments for the environment."),
+]
+Sinks = Annotated[
+    tyro.conf.UseAppendAction[tuple[str, ...]],
+    tyro.conf.arg(
+        metavar="NAME|MODULE:CLASS",
+        help="Your own corral.MetricSink, or csv or tensorboard to choose among the built-in ones.",
+    ),
+]
+Callbacks = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="MODULE:CLASS")]
+JsonFile = Annotated[
+    Path | None,
+    tyro.conf.arg(metavar="FILE", help="Also write the results to this file, as JSON.", help_behavior_hint=""),
+]
 
 _LITERALS = {"true": True, "false": False, "none": None, "null": None}
 
@@ -92,12 +116,9 @@ _LITERALS = {"true": True, "false": False, "none": None, "null": None}
 def parse_env_kwargs(given: Iterable[Iterable[str]]) -> dict[str, Any]:
     """Parse `key=value` items; a value is a Python literal if it parses as one, otherwise text."""
     kwargs: dict[str, Any] = {}
-    for item in (item for items in given for item in items):
-        key, equals, text = item.partition("=")
-        if not equals or not key.isidentifier():
-            raise UserError(f"--env-kwargs takes key=value, got {item!r}.")
-        if key in kwargs:
-            raise UserError(f"--env-kwargs names {key!r} twice.")
+    for key, text in split_items(chain.from_iterable(given), "--env-kwargs").items():
+        if not key.isidentifier():
+            raise UserError(f"--env-kwargs takes names of arguments, got {key!r}.")
         try:
             kwargs[key] = ast.literal_eval(text)
         except (ValueError, SyntaxError):

@@ -8,16 +8,14 @@ from typing import Annotated
 
 import tyro
 
-from corral.cli.options import Count, OptionalCount, Seconds
-from corral.cli.train import Flag
+from corral.cli.options import Checkpoint, Count, Flag, OptionalCount, RunDir, Seconds
 
 
 @dataclass(frozen=True)
 class Record:
     """Record a video of the policy of a run; no display is needed."""
 
-    run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """The run."""
+    run_dir: RunDir
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("video.mp4")
     """MP4 to write."""
     episodes: Count = 1
@@ -30,8 +28,7 @@ class Record:
     """Sample actions, as in training. Default: deterministic actions."""
     seed: OptionalCount = None
     """Seed of the episodes. Default: the run's, whose evaluation plays the same first episode."""
-    checkpoint: Annotated[str, tyro.conf.arg(metavar="NAME")] = "best"
-    """Checkpoint: best, latest, or a name."""
+    checkpoint: Checkpoint = "best"
 
     def run(self) -> int:
         from corral.runs.views.video import record_run

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from corral.cli.train import Flag, Number, Plugins, Sinks, print_result
+from corral.cli.options import Callbacks, Number, Quiet, RunDir, Sinks
+from corral.cli.train import print_result
 from corral.config.overrides import read_value
 
 
@@ -17,16 +14,13 @@ from corral.config.overrides import read_value
 class Resume:
     """Continue a run from its last checkpoint, as if it had never stopped."""
 
-    run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """The run."""
+    run_dir: RunDir
     steps: Number = None
     """Total environment steps of the run, to extend it."""
-    callback: Plugins = ()
+    callback: Callbacks = ()
     """Your own corral.Callback. Those of `corral train` are not saved with the run."""
     sink: Sinks = ()
-    """Your own corral.MetricSink, or csv or tensorboard to choose among the built-in ones."""
-    quiet: Flag = False
-    """Show no progress, only the result."""
+    quiet: Quiet = False
 
     def run(self) -> int:
         steps = None if self.steps is None else read_value("--steps", self.steps, int)

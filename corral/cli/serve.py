@@ -7,8 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from corral.cli.options import EnvKwargs, parse_env_kwargs
-from corral.cli.train import Flag
+from corral.cli.options import EnvKwargs, Flag, parse_env_kwargs
 from corral.config.overrides import read_value
 from corral.core.errors import UserError
 
@@ -29,7 +28,6 @@ class Serve:
     connect: _Url = None
     """Address of the learner to connect to, instead of --bind."""
     env_kwargs: EnvKwargs = ()
-    """Keyword arguments for the environment."""
     envs: Annotated[str, tyro.conf.arg(metavar="N")] = "64"
     """Maximum number of environments in each process; they are built on first use."""
     workers: Annotated[str, tyro.conf.arg(metavar="N")] = "1"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from corral.cli.train import Flag
+from corral.cli.options import Flag
 from corral.config.overrides import read_value
 from corral.core.errors import UserError
 

@@ -6,12 +6,9 @@ import contextlib
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
-
-from corral.cli.train import Flag
+from corral.cli.options import Flag, RunDir
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,8 +24,7 @@ _STYLES = {"running": "green", "finished": "blue", "stopped": "yellow", "failed"
 class Top:
     """Show what a run is doing, refreshed every second until it ends; Ctrl-C stops the display, not the run."""
 
-    run_dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """Run directory."""
+    run_dir: RunDir
     once: Flag = False
     """Print once and exit (the default when output is not a terminal)."""
 

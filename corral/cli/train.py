@@ -6,25 +6,19 @@ import logging
 import math
 import shlex
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from corral.cli.options import EnvKwargs, parse_env_kwargs
+from corral.cli.options import Callbacks, EnvKwargs, Flag, Number, Quiet, Sinks, parse_env_kwargs
 from corral.config.overrides import read_value, split_items
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
     from corral.runs.training_loop import Result
 
-Number = Annotated[str | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
-"""Type of an option that is an integer, which may be written 1e5 or 100_000."""
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]  # option without a value
-Plugins = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="MODULE:CLASS")]
-"""Type of a repeatable option that names a class."""
-Sinks = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME|MODULE:CLASS")]
-"""The same, or the name of a built-in one."""
 _Settings = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
 _OPTIONS = ("env", "preset", "steps", "seed", "num_envs", "topology", "runtime", "actors", "learners")
 """Settings that have their own option; they may also be given by --set."""
@@ -44,7 +38,6 @@ class Train:
     env: Annotated[str | None, tyro.conf.arg(metavar="ID", help_behavior_hint="")] = None
     """Gymnasium id, your own module:Class, or the URL of external simulators, such as tcp://127.0.0.1:5555."""
     env_kwargs: EnvKwargs = ()
-    """Keyword arguments for the environment."""
     sim: Annotated[str | None, tyro.conf.arg(metavar="COMMAND", help_behavior_hint="")] = None
     """Command that starts an external simulator, with {url} in place of the address to connect to."""
     sims: Number = None
@@ -73,12 +66,10 @@ class Train:
     """YAML file with settings, such as config.yaml of another run."""
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Environment whose preset to start from, or none; `corral list presets` shows them."""
-    callback: Plugins = ()
+    callback: Callbacks = ()
     """Your own corral.Callback."""
     sink: Sinks = ()
-    """Your own corral.MetricSink, or csv or tensorboard to choose among the built-in ones."""
-    quiet: Flag = False
-    """Show no progress, only the result."""
+    quiet: Quiet = False
 
     def run(self) -> int:
         settings = self._settings()
@@ -111,7 +102,7 @@ class Train:
         return kwargs
 
     def _settings(self) -> dict[str, Any]:
-        items = split_items([item for items in self.set for item in items])
+        items = split_items(chain.from_iterable(self.set))
         given: dict[str, Any] = {key.replace("-", "_"): text for key, text in items.items()}
         for name, argument in _NO_SETTINGS.items():
             if name in given:

@@ -217,8 +217,9 @@ class Experiment:
         if "://" in chosen["env"] and isinstance(token, str):  # the run may be resumed from elsewhere
             chosen["env_kwargs"] = chosen["env_kwargs"] | {"token_file": str(Path(token).absolute())}
         if chosen.get("topology", base.topology) != "sync" and chosen.get("actors") is None:
-            learner_cores = 0 if chosen["topology"] == "data_parallel" else 1
-            chosen["actors"] = _sensible_actors(chosen.get("num_envs", base.num_envs), cores() - learner_cores)
+            free = max(1, cores() - (chosen["topology"] != "data_parallel"))  # one per core that the learner leaves
+            num_envs = chosen.get("num_envs", base.num_envs)
+            chosen["actors"] = max(count for count in range(1, free + 1) if num_envs % count == 0)
         made = settings.apply(base, chosen)
         for name, value in asked.items():
             if value != from_preset.get(name, attrgetter(name)(base)):
@@ -313,11 +314,6 @@ def _preset_name(algo: str, env: str, wanted: str | None) -> str:
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join([*names, 'none'])}."
         raise UserError(f"{algo} has no preset {wanted!r}; {hint}")
     return wanted
-
-
-def _sensible_actors(num_envs: int, free: int) -> int:
-    """One per free core, as far as the environments divide evenly."""
-    return max(count for count in range(1, max(1, free) + 1) if num_envs % count == 0)
 
 
 def _at_least(group: str, config: Any, **bounds: float) -> None:

@@ -62,19 +62,15 @@ _INNER_2 = {
 
 _EXPERIMENT_2 = {
     "threads": "torch_threads",
-    "scale.learners": "actor_learner.learners",
+    **{
+        f"scale.{name}": f"actor_learner.{name}" for name in ("learners", "replay_shards", "min_actors", "max_restarts")
+    },
     "scale.weights": "actor_learner.weight_sync",
-    "scale.replay_shards": "actor_learner.replay_shards",
-    "scale.min_actors": "actor_learner.min_actors",
-    "scale.max_restarts": "actor_learner.max_restarts",
-    "sharing.exchange": "data_parallel.exchange",
-    "sharing.mode": "data_parallel.mode",
-    "sharing.servers": "data_parallel.servers",
+    **{f"sharing.{name}": f"data_parallel.{name}" for name in ("exchange", "mode", "servers", "compress")},
+    "sharing.quantize_weights": "data_parallel.quantize_weights",
     "sharing.drop": "data_parallel.backup_workers",
     "sharing.graph": "data_parallel.gossip_graph",
-    "sharing.compress": "data_parallel.compress",
     "sharing.momentum": "data_parallel.compress_momentum",
-    "sharing.quantize_weights": "data_parallel.quantize_weights",
     "evaluation.every_steps": "eval_every",
     "evaluation.episodes": "eval_episodes",
     "evaluation.env_kwargs": "eval_env_kwargs",

@@ -13,7 +13,7 @@ import difflib
 import json
 import math
 import numbers
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -115,16 +115,16 @@ def to_plain(config: Any) -> dict[str, Any]:
     return plain
 
 
-def split_items(items: Collection[str]) -> dict[str, str]:
-    """Items of `--set`, written key=value."""
+def split_items(items: Iterable[str], option: str = "--set") -> dict[str, str]:
+    """Items of an option, written key=value."""
     given: dict[str, str] = {}
     for item in items:
-        key, equals, text = item.partition("=")
-        if not equals or not key.strip():
-            raise UserError(f"--set takes key=value, got {item!r}.")
-        if key.strip() in given:
-            raise UserError(f"--set names {key.strip()!r} twice.")
-        given[key.strip()] = text.strip()
+        key, equals, text = (part.strip() for part in item.partition("="))
+        if not equals or not key:
+            raise UserError(f"{option} takes key=value, got {item!r}.")
+        if key in given:
+            raise UserError(f"{option} names {key!r} twice.")
+        given[key] = text
     return given
 
 

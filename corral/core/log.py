@@ -6,6 +6,7 @@ import contextlib
 import logging
 import sys
 import time
+from collections.abc import Iterator
 
 
 class _DefaultHandler(logging.Handler):
@@ -23,6 +24,18 @@ def show_by_default() -> None:
     if not logger.handlers:
         logger.addHandler(_DefaultHandler())
         logger.setLevel(logging.INFO)
+
+
+@contextlib.contextmanager
+def log_level(name: str, level: int) -> Iterator[None]:
+    """Set the level of a logger within the block."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 _AT_ONCE, _EVERY_S = 10, 10.0

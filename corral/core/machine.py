@@ -73,6 +73,11 @@ def _machine() -> int | None:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
+    return total_bytes()
+
+
+def total_bytes() -> int | None:
+    """Memory of this machine, without regard to a container's limit; None if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

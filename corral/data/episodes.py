@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from corral.core.errors import RunFailed
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Tree, tree_map
-from corral.data.pack import pack, unpack
+from corral.data.pack import pack_all, unpack_all
 from corral.data.store import START, Store, StoreContext, count_metrics, named_extras
 
 _log = logging.getLogger("corral")
@@ -97,54 +96,37 @@ class EpisodeStore(Store):
         if last.faulty[-1, 0]:
             self._dropped += 1
             return None
-        if last.done[-1, 0]:
-            self._complete(_join(pieces))
-            return None
-        if _steps(pieces) < self._max_length:
+        ended = last.done[-1, 0]
+        if not ended and _steps(pieces) < self._max_length:
             return pieces
-        if not self._warned:
-            self._warned = True
-            _log.warning(
-                "An episode did not end within %d steps; such episodes are truncated there.",
-                self._max_length,
-            )
         episode = _join(pieces)
-        episode.truncated[-1] = True
-        self._complete(episode)
-        return []
-
-    def _complete(self, episode: Trajectory) -> None:
+        if not ended:
+            episode.truncated[-1] = True
+            if not self._warned:
+                _log.warning("An episode did not end within %d steps; such ones are truncated there.", self._max_length)
+            self._warned = True
         self._queue.append(episode)
         self._inserted += 1
+        return None if ended else []
 
     def metrics(self) -> dict[str, float]:
-        return {
-            **count_metrics(len(self._queue), self._inserted, self._sampled),
-            "store/dropped": float(self._dropped),
-        }
+        counts = count_metrics(len(self._queue), self._inserted, self._sampled)
+        return counts | {"store/dropped": float(self._dropped)}
 
     def state_dict(self) -> dict[str, Any]:
-        begun = {str(i): pieces for i, pieces in enumerate(self._open) if pieces is not None}
         return {
             "inserted": self._inserted,
             "sampled": self._sampled,
             "dropped": self._dropped,
-            "queue": self._pack(self._queue),
-            "open": {env_id: self._pack(pieces) for env_id, pieces in begun.items()},
+            "queue": pack_all(self._queue, self._spec),
+            "open": {str(i): pack_all(pieces, self._spec) for i, pieces in enumerate(self._open) if pieces is not None},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._inserted, self._sampled, self._dropped = state["inserted"], state["sampled"], state["dropped"]
-        self._queue = deque(self._unpack(state["queue"]))
-        self._open = [
-            self._unpack(state["open"][str(i)]) if str(i) in state["open"] else None for i in range(len(self._open))
-        ]
-
-    def _pack(self, parts: Sequence[Trajectory]) -> dict[str, Any]:
-        return {str(i): pack(part, self._spec) for i, part in enumerate(parts)}
-
-    def _unpack(self, packed: dict[str, Any]) -> list[Trajectory]:
-        return [unpack(packed[str(i)], self._spec) for i in range(len(packed))]
+        self._queue = deque(unpack_all(state["queue"], self._spec))
+        opened = {int(i): unpack_all(pieces, self._spec) for i, pieces in state["open"].items()}
+        self._open = [opened.get(i) for i in range(len(self._open))]
 
 
 def _steps(pieces: list[Trajectory]) -> int:

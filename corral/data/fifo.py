@@ -10,7 +10,7 @@ import numpy as np
 
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, cat, slice_envs
-from corral.data.pack import pack, unpack
+from corral.data.pack import pack_all, unpack_all
 from corral.data.store import START, Store, StoreContext, count_metrics, named_extras
 
 
@@ -89,11 +89,11 @@ class FifoStore(Store):
             "inserted": self._inserted,
             "sampled": self._sampled,
             "used": self._used,
-            "queue": {str(i): pack(traj, self._spec) for i, traj in enumerate(self._queue)},
+            "queue": pack_all(self._queue, self._spec),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._inserted, self._sampled = state["inserted"], state["sampled"]
-        self._queue = deque(unpack(state["queue"][str(i)], self._spec) for i in range(len(state["queue"])))
+        self._queue = deque(unpack_all(state["queue"], self._spec))
         self._used = state["used"]
         self._waiting = sum(traj.shape[1] for traj in self._queue) - self._used

@@ -35,7 +35,6 @@ class GameReplay(Store):
         self._episodes = EpisodeStore(spec, replace(data, batch_size=1, reuse="once"), num_envs, optional=(TURN,))
         self._rng = np.random.default_rng(np.random.SeedSequence(seed))
         self._columns: dict[str, Array] = {}  # `capacity` rows, allocated when the first episode arrives
-        self._size = self._next = 0
         ahead = max(2 * data.batch_size, data.samples_per_insert * data.capacity / 10)
         self.limiter = RateLimiter(data.samples_per_insert, data.min_size, ahead)
 
@@ -46,6 +45,10 @@ class GameReplay(Store):
                 episode = self._episodes.get().batch
                 assert isinstance(episode, Trajectory)
                 self._keep(episode)
+
+    @property
+    def _size(self) -> int:
+        return min(self.limiter.inserted, self._data.capacity)
 
     def room(self) -> bool:
         return self.limiter.may_insert()
@@ -74,11 +77,9 @@ class GameReplay(Store):
         }
         if not self._columns:
             self._allocate(rows)
-        places = (self._next + np.arange(length)) % self._data.capacity
+        places = (self.limiter.inserted + np.arange(length)) % self._data.capacity
         for name, column in rows.items():
             self._columns[name][places] = column
-        self._next = (self._next + length) % self._data.capacity
-        self._size = min(self._size + length, self._data.capacity)
         self.limiter.inserted += length
 
     def _allocate(self, rows: dict[str, Array]) -> None:
@@ -97,21 +98,18 @@ class GameReplay(Store):
         return {
             "episodes": self._episodes.state_dict(),
             "columns": {name: column[: self._size] for name, column in self._columns.items()},
-            "size": self._size,
-            "next": self._next,
             "limiter": self.limiter.state_dict(),
             "rng": dict(self._rng.bit_generator.state),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["size"] > self._data.capacity or state["next"] > state["size"]:
+        self.limiter.load_state_dict(state["limiter"])
+        if any(len(rows) != self._size for rows in state["columns"].values()):
             raise UserError("The saved replay buffer has a different capacity: resume with the same settings.")
         self._episodes.load_state_dict(state["episodes"])
         self._columns = {}
-        if state["size"]:
+        if state["columns"]:
             self._allocate(state["columns"])
             for name, rows in state["columns"].items():
-                self._columns[name][: state["size"]] = rows
-        self._size, self._next = state["size"], state["next"]
-        self.limiter.load_state_dict(state["limiter"])
+                self._columns[name][: len(rows)] = rows
         self._rng.bit_generator.state = state["rng"]

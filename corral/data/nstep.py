@@ -10,22 +10,7 @@ import numpy as np
 
 from corral.core.jit import compiled
 from corral.core.spaces import Layout
-from corral.core.types import Array
-
-
-@dataclass
-class StepArrays:
-    """A fragment for replay: [T, B], observations by number."""
-
-    obs: Array  # int64
-    next_obs: Array  # int64, the true successor
-    action: list[Array]  # leaves
-    reward: Array
-    terminated: Array
-    done: Array
-    faulty: Array
-    priority: Array  # float64, NaN where unknown
-    extras: dict[str, Array]  # recorded while acting
+from corral.core.types import Array, Trajectory
 
 
 @dataclass
@@ -57,7 +42,7 @@ class NStep:
     """
 
     def __init__(self, n: int, gamma: float, num_envs: int, action: Layout):
-        self._wait = n - 1
+        self._wait, self._layout = n - 1, action
         self._powers = np.array([gamma**j for j in range(n + 1)])
         wait = n - 1, num_envs
         self._waiting = np.zeros(wait, np.bool_)
@@ -66,26 +51,36 @@ class NStep:
         self._action = [np.zeros((*wait, *leaf.shape), leaf.dtype) for leaf in action.leaves]
         self._extras: dict[str, Array] = {}  # allocated when the first arrive
 
-    def add(self, steps: StepArrays, env_ids: Array, continues: Array) -> NStepWindows:
-        length, width = steps.reward.shape
+    def add(
+        self, traj: Trajectory, obs: Array, next_obs: Array, priority: Array, extras: dict[str, Array], continues: Array
+    ) -> NStepWindows:
+        """Add a fragment, with its observations and their true successors by number [T, B].
+
+        `priority` is float64 [T, B], NaN where unknown; `continues` the environments [B] whose last episode goes on.
+        """
+        length, width = traj.shape
         most = (self._wait + length) * width
-        obs, next_obs = np.empty(most, np.int64), np.empty(most, np.int64)
+        first, last, row = (np.empty(most, np.int64) for _ in range(3))
         reward, discount = np.empty(most, np.float32), np.empty(most, np.float32)
-        priority, row = np.empty(most, np.float64), np.empty(most, np.int64)
+        priorities = np.empty(most, np.float64)
         count = _compiled_assemble()(
-            self._powers, env_ids, continues,
+            self._powers, traj.env_id, continues,
             (self._waiting, self._obs, self._next_obs, self._reward, self._priority),
-            (steps.obs, steps.next_obs, steps.reward, steps.priority, steps.terminated, steps.done, steps.faulty),
-            (obs, next_obs, reward, discount, priority, row),
+            (obs, next_obs, traj.reward, priority, traj.terminated, traj.done, traj.faulty),
+            (first, last, reward, discount, priorities, row),
         )  # fmt: skip
-        for name, column in steps.extras.items():
+        for name, column in extras.items():
             if name not in self._extras:
                 self._extras[name] = np.zeros((*self._waiting.shape, *column.shape[2:]), column.dtype)
-        row = row[:count]
-        action = [self._column(*pair, env_ids, row) for pair in zip(self._action, steps.action, strict=True)]
-        extras = {name: self._column(self._extras[name], new, env_ids, row) for name, new in steps.extras.items()}
+        row, actions = row[:count], self._layout.flatten(traj.action)
         return NStepWindows(
-            obs[:count], next_obs[:count], action, reward[:count], discount[:count], priority[:count], extras
+            first[:count],
+            last[:count],
+            [self._column(*pair, traj.env_id, row) for pair in zip(self._action, actions, strict=True)],
+            reward[:count],
+            discount[:count],
+            priorities[:count],
+            {name: self._column(self._extras[name], new, traj.env_id, row) for name, new in extras.items()},
         )
 
     def _column(self, pending: Array, new: Array, env_ids: Array, row: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -21,6 +22,16 @@ def pack(batch: Trajectory | Transitions | Positions, spec: EnvSpec) -> dict[str
 def unpack(packed: dict[str, Any], spec: EnvSpec) -> Trajectory:
     """Inverse of `pack` for a trajectory."""
     return Trajectory(**_unpacked(packed, spec))
+
+
+def pack_all(parts: Iterable[Trajectory], spec: EnvSpec) -> dict[str, Any]:
+    """Trajectories by their number."""
+    return {str(i): pack(part, spec) for i, part in enumerate(parts)}
+
+
+def unpack_all(packed: dict[str, Any], spec: EnvSpec) -> list[Trajectory]:
+    """Inverse of `pack_all`."""
+    return [unpack(packed[str(i)], spec) for i in range(len(packed))]
 
 
 def unpack_batch(packed: dict[str, Any], spec: EnvSpec) -> Trajectory | Transitions | Positions:

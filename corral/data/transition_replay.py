@@ -11,7 +11,7 @@ from corral.core.errors import RunFailed, UserError
 from corral.core.machine import require_memory
 from corral.core.types import Array, DataSpec, EnvSpec, Sample, Trajectory, Transitions, tree_map
 from corral.data.frame_ring import Observations
-from corral.data.nstep import NStep, NStepWindows, StepArrays
+from corral.data.nstep import NStep, NStepWindows
 from corral.data.rate_limiter import RateLimiter
 from corral.data.store import START, Store, StoreContext, count_metrics, named_extras
 from corral.data.sumtree import SumTree
@@ -31,13 +31,7 @@ class TransitionReplay(Store):
     overwritten meanwhile is ignored.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        data: DataSpec,
-        num_envs: int,
-        seed: int = 0,
-    ):
+    def __init__(self, spec: EnvSpec, data: DataSpec, num_envs: int, seed: int = 0):
         _check(data)
         self._spec, self._data, self._num_envs = spec, data, num_envs
         self._rng = np.random.default_rng(np.random.SeedSequence(seed))
@@ -63,18 +57,10 @@ class TransitionReplay(Store):
         self._require_fit(*traj.shape)
         self._ctx = ctx
         numbers, successors, continues = self._observations.add(traj)
-        steps = StepArrays(
-            obs=numbers[:-1],
-            next_obs=successors,
-            action=self._spec.action.flatten(traj.action),
-            reward=traj.reward,
-            terminated=traj.terminated,
-            done=traj.done,
-            faulty=traj.faulty,
-            priority=np.full(traj.shape, np.nan) if priorities is None else priorities.astype(np.float64),
-            extras=named_extras(traj, self._data.extras),
-        )
-        self._append(self._nstep.add(steps, traj.env_id, continues & ~traj.first[0]))
+        priority = np.full(traj.shape, np.nan) if priorities is None else priorities.astype(np.float64)
+        extras = named_extras(traj, self._data.extras)
+        continues &= ~traj.first[0]
+        self._append(self._nstep.add(traj, numbers[:-1], successors, priority, extras, continues))
 
     def room(self) -> bool:
         return self.limiter.may_insert()

@@ -71,7 +71,7 @@ def resolve(env: EnvLike, kwargs: Mapping[str, Any] | None = None) -> Resolved:
 def _from_string(text: str, kwargs: dict[str, Any]) -> Resolved:
     module_name, colon, attribute = text.partition(":")
     if colon:
-        module = _import(module_name, text)
+        module = import_module(module_name, text)
         target = getattr(module, attribute, None)
         if callable(target):
             return Resolved(text, _from_callable(target, kwargs))
@@ -93,9 +93,9 @@ def _from_callable(build: Callable[..., gymnasium.Env[Any, Any]], kwargs: Mappin
 def find_spec(env_id: str) -> GymSpec:
     """Spec of a registered id, without the wrappers that Corral's own checks make redundant."""
     if is_atari_id(env_id) and env_id not in gymnasium.registry:
-        _import("ale_py", env_id, hint="pip install 'corral-rl[atari]'")
+        import_module("ale_py", env_id, hint="pip install 'corral-rl[atari]'")
     if env_id.startswith("corral/"):
-        _import("corral.envs.suites.games", env_id)  # registers its ids
+        import_module("corral.envs.suites.games", env_id)  # registers its ids
     try:
         spec = copy.deepcopy(gymnasium.spec(env_id))
     except gymnasium.error.Error as error:
@@ -113,10 +113,11 @@ def find_spec(env_id: str) -> GymSpec:
     return spec
 
 
-def _import(module: str, wanted: str, hint: str = "check the name and that it is on the Python path") -> Any:
+def import_module(module: str, wanted: str, hint: str = "check the name and that it is on the Python path") -> Any:
+    """Import the module of something that a user named; UserError if there is none."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is not None and not module.startswith(error.name):
+        if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
             raise  # the module exists but one of its imports fails: its traceback is the better message
         raise UserError(f"{wanted!r} needs the module {module!r}, which cannot be imported; {hint}.") from error

@@ -52,7 +52,7 @@ class FastLoss:
         """Whether all fields of a minibatch are implemented."""
         if isinstance(batch, Trajectory):
             return batch.extras.keys() <= self.batch
-        return not any([_is_present(getattr(batch, name)) for name in _other_fields(batch.__class__, self.batch)])
+        return not any(_is_present(getattr(batch, name)) for name in _other_fields(batch.__class__, self.batch))
 
 
 @cache

@@ -17,7 +17,7 @@ from corral.algos.trajectories import Minibatch
 from corral.core.errors import RunFailed, UserError
 from corral.core.types import LossOutput, Positions, Sample, Trajectory, Transitions, tree_map
 from corral.learn.device import Precision
-from corral.learn.exchange.base import Exchange, GradAction, Local
+from corral.learn.exchange.base import Exchange, GradAction
 from corral.learn.fast import fast_entry, find_fast_loss
 from corral.learn.weights import FlatParams, GroupSlice
 from corral.nets.network import Network, use_precision
@@ -43,7 +43,7 @@ class Learner:
         report: Callable[[str], None] = lambda text: None,
     ):
         self.algo, self.model, self._generator, self.precision = algo, model, generator, precision
-        self._exchange = exchange if exchange is not None else Local()
+        self._exchange = exchange or Exchange()
         self._report = report
         self.device = next(model.parameters()).device
         groups = algo.groups()
@@ -197,7 +197,7 @@ class Learner:
 
     def _clip_and_check(self, group: _Group, output: LossOutput, norm: float, sample: Sample) -> bool:
         """Clip the gradient; if it is not finite, report it and return False."""
-        if type(self._exchange) is not Local:  # it has other learners' gradients now
+        if type(self._exchange) is not Exchange:  # it has other learners' gradients now
             norm = float(torch.linalg.vector_norm(group.grad))
         group.clip(norm, output)
         loss = output.loss

@@ -61,7 +61,8 @@ def save(
     """
     folder.checkpoints.mkdir(exist_ok=True)
     _sweep(folder.checkpoints)
-    target = _free_name(folder.checkpoints, step)
+    same = [_order(name)[1] for name in _listed(folder.checkpoints) if _order(name)[0] == step]
+    target = folder.checkpoints / (f"step_{step:09d}" + (f"_{max(same) + 1}" if same else ""))
     temporary = folder.checkpoints / f"{_TEMPORARY}{target.name}"
     try:
         temporary.mkdir()
@@ -222,12 +223,6 @@ def _order(name: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or 1)
 
 
-def _free_name(checkpoints: Path, step: int) -> Path:
-    """Path for a checkpoint of this step; a second one of the same step gets a number."""
-    same = [_order(name)[1] for name in _listed(checkpoints) if _order(name)[0] == step]
-    return checkpoints / (f"step_{step:09d}_{max(same) + 1}" if same else f"step_{step:09d}")
-
-
 def _point(link: Path, target: str) -> None:
     temporary = link.with_name(f"{_TEMPORARY}{link.name}")
     temporary.unlink(missing_ok=True)
@@ -237,15 +232,14 @@ def _point(link: Path, target: str) -> None:
 
 def _prune(checkpoints: Path, newest: Path, keep: int) -> None:
     best = checkpoints / "best"
-    kept = {newest.name, os.readlink(best) if best.is_symlink() else ""}
+    best_name = os.readlink(best) if best.is_symlink() else ""
     step = _order(newest.name)[0]
     past = sorted((n for n in _listed(checkpoints) if _order(n)[0] < step), key=_order)
     last = past[len(past) - max(keep - 1, 0) :]
-    if best.is_symlink() and os.readlink(best) not in (newest.name, *last):
+    if best_name and best_name not in (newest.name, *last):
         _drop_replay(best)
-    kept.update(last)
     for name in _listed(checkpoints):
-        if name not in kept:
+        if name not in (newest.name, best_name, *last):
             # Renamed first, so that a removal that is killed leaves no broken checkpoint.
             with contextlib.suppress(OSError):
                 (checkpoints / name).rename(checkpoints / f"{_TEMPORARY}{name}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -16,7 +17,8 @@ import numpy as np
 from corral.acting.policy import PlanningPolicy, Policy, bind_envs, to_numpy
 from corral.core import seeding
 from corral.core.errors import UserError
-from corral.core.types import Tree, tree_map
+from corral.core.log import log_level
+from corral.core.types import tree_map
 from corral.envs.backends.simulators.options import external_vec_env, is_url
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike
@@ -111,17 +113,26 @@ def evaluate_loaded(
     experiment = loaded.experiment
     seed = report_seed(experiment.seed) if seed is None else seed
     plans = search_sims is not None or isinstance(loaded.as_policy(), PlanningPolicy)
-    results = []
-    with vec or make_eval_vec(experiment, episodes, seed, env=env, here=plans) as envs:
+    make = loaded.as_policy if search_sims is None else partial(loaded.search_policy, search_sims)
+    # A given one stays open.
+    opened = contextlib.nullcontext(vec) if vec else make_eval_vec(experiment, episodes, seed, env=env, here=plans)
+    with opened as envs:
         require_same_env(envs.spec, loaded.spec)
-        for deterministic in kinds:
-            how: dict[str, Any] = {
-                "deterministic": deterministic,
-                "seed": acting_seed(seed, deterministic=deterministic),
-            }
-            policy = loaded.as_policy(**how) if search_sims is None else loaded.search_policy(search_sims, **how)
-            results.append(evaluate_policy(envs, _against_opponent(policy, experiment, env, seed), episodes, seed))
-    return results
+        return [_play(envs, make, kind, experiment, episodes, seed, env) for kind in kinds]
+
+
+def _play(
+    vec: VecEnv, make_policy: Callable[..., Policy], deterministic: bool, experiment: Experiment, episodes: int,
+    seed: int, env: EnvLike | None = None,
+) -> Evaluation:  # fmt: skip
+    """Evaluate a policy; in games of simulators with an opponent, which Corral's own games move themselves."""
+    policy = make_policy(deterministic=deterministic, seed=acting_seed(seed, deterministic=deterministic))
+    opponent = _link_opponent(experiment, env)
+    if opponent is not None:
+        from corral.planning.versus import Versus  # compiles code, so imported only when needed
+
+        policy = Versus(policy, opponent, seed)
+    return evaluate_policy(vec, policy, episodes, seed)
 
 
 class Evaluator:
@@ -143,15 +154,10 @@ class Evaluator:
 
     def evaluate(self) -> tuple[Evaluation, dict[str, float]]:
         """The deterministic evaluation, and the metrics of it and of a sampled one."""
-        topology, experiment = self._topology, self._topology.experiment
-        vec, found = self._open(), []
-        for deterministic in (True, False):
-            policy = topology.eval_policy(
-                deterministic=deterministic, seed=acting_seed(experiment.seed, deterministic=deterministic)
-            )
-            policy = _against_opponent(policy, experiment, None, experiment.seed)
-            found.append(evaluate_policy(vec, policy, experiment.eval_episodes, experiment.seed))
-        result, sampled = found
+        experiment, vec, make = self._topology.experiment, self._open(), self._topology.eval_policy
+        result, sampled = (
+            _play(vec, make, kind, experiment, experiment.eval_episodes, experiment.seed) for kind in (True, False)
+        )
         return result, {
             "eval/return": result.mean,
             "eval/return_sampled": sampled.mean,
@@ -163,9 +169,7 @@ class Evaluator:
         """A deterministic evaluation of a saved policy with seeds that did not select it."""
         experiment = self._topology.experiment
         seed = report_seed(experiment.seed)
-        policy = loaded.as_policy(deterministic=True, seed=acting_seed(seed, deterministic=True))
-        policy = _against_opponent(policy, experiment, None, seed)
-        return evaluate_policy(self._open(), policy, experiment.eval_episodes, seed)
+        return _play(self._open(), loaded.as_policy, True, experiment, experiment.eval_episodes, seed)
 
     def close(self) -> None:
         if self._vec is not None:
@@ -203,7 +207,7 @@ def make_eval_vec(
     what, kwargs = _environment(experiment, env)
     count = num_eval_envs(episodes)
     if is_url(what):
-        if (opponent := kwargs.pop("opponent", None)) is not None:  # see `_against_opponent`
+        if (opponent := kwargs.pop("opponent", None)) is not None:  # see `_play`
             from corral.planning.versus import read_opponent
 
             read_opponent(opponent)  # refused before training, not after
@@ -232,16 +236,6 @@ def with_env(experiment: Experiment, env: str) -> Experiment:
 
 def _link_opponent(experiment: Experiment, env: EnvLike | None) -> str | None:
     return experiment.eval_env_kwargs.get("opponent") if env is None and is_url(experiment.env) else None
-
-
-def _against_opponent(policy: Policy, experiment: Experiment, env: EnvLike | None, seed: int) -> Policy:
-    """The policy, with an opponent in games of simulators; Corral's own games move their opponents themselves."""
-    opponent = _link_opponent(experiment, env)
-    if opponent is None:
-        return policy
-    from corral.planning.versus import Versus  # compiles code, so imported only when needed
-
-    return Versus(policy, opponent, seed)
 
 
 def report_seed(seed: int) -> int:
@@ -276,7 +270,7 @@ def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Ev
         action, after, extras = policy.act(batch.obs, held, batch.first)
         own[ids] = extras.get("agent", True)
         if state is not None:
-            state = _with_rows(state, ids, to_numpy(after))
+            tree_map(lambda whole, rows, ids=ids: whole.__setitem__(ids, rows), state, to_numpy(after))
         vec.send(ids, action)
         batch = vec.recv()
         moved = own[batch.env_ids]
@@ -293,26 +287,6 @@ def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Ev
     if max(result.lengths, default=0) >= _MAX_STEPS:
         _log.warning("%s: episodes were truncated after %s steps; add a time limit", vec.spec.name, f"{_MAX_STEPS:,}")
     return result
-
-
-def _with_rows(state: Tree, ids: Any, rows: Tree) -> Tree:
-    def put(old: Any, new: Any) -> Any:
-        old[ids] = new
-        return old
-
-    return tree_map(put, state, rows)
-
-
-@contextlib.contextmanager
-def log_level(name: str, level: int) -> Iterator[None]:
-    """Set the level of a logger within the block."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(level)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def solved_fraction(loaded: LoadedPolicy, sims: int | None = None) -> tuple[float, int]:

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import math
-import os
 from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
@@ -34,7 +33,7 @@ class EventLog:
             self._file = io.FileIO(self._path, "ab")  # unbuffered: a line is in the file when add returns
         except OSError as error:
             raise write_failed(self._path, error.strerror) from error
-        if self._file.tell() and not _ends_whole(self._path):
+        if self._path.read_bytes()[-1:] not in (b"", b"\n"):
             append_line(self._path, self._file, b"\n")  # after a line truncated by a kill
 
     def add(self, kind: str, text: str, *, env_steps: int = 0, **fields: Any) -> None:
@@ -93,12 +92,6 @@ def count_events(path: str | Path) -> Counter[str]:
         kind = event["kind"]
         counts[kind] = max(int(event["count"]), counts[kind]) if "count" in event else counts[kind] + 1
     return counts
-
-
-def _ends_whole(path: Path) -> bool:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
 
 
 def _now() -> str:

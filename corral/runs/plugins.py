@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,13 +11,21 @@ from typing import Any
 import cloudpickle
 
 from corral.core.errors import UserError
+from corral.envs.resolve import import_module
 from corral.runs.callbacks.base import Callback
 from corral.runs.folder import RunFolder
 from corral.runs.sinks.base import MetricSink
-from corral.runs.sinks.built_in import BUILT_IN_SINKS, DEFAULT_SINKS
+from corral.runs.sinks.csv import CsvSink
+from corral.runs.sinks.tensorboard import TensorBoardSink
 
 CallbackLike = Callback | Callable[[], Callback] | str
 SinkLike = MetricSink | Callable[[], MetricSink] | str
+
+BUILT_IN_SINKS: dict[str, Callable[[RunFolder, int | None], MetricSink]] = {
+    "csv": lambda folder, purge_after: CsvSink(folder.metrics_csv, purge_after),
+    "tensorboard": lambda folder, purge_after: TensorBoardSink(folder.path, purge_after),
+}
+"""Makes a sink of a run; a resumed run drops rows after the step `purge_after`, which will be written again."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class Plugins:
 
     callbacks: tuple[Any, ...] = ()
     sinks: tuple[Any, ...] = ()
-    built_in_sinks: tuple[str, ...] = DEFAULT_SINKS
+    built_in_sinks: tuple[str, ...] = tuple(BUILT_IN_SINKS)
 
     @classmethod
     def find(cls, callbacks: Any = (), sinks: Any = ()) -> Plugins:
@@ -41,7 +48,7 @@ class Plugins:
         return cls(
             tuple(_find(each, Callback, "callback") for each in callbacks),
             tuple(_find(each, MetricSink, "sink") for each in others),
-            tuple(named) or DEFAULT_SINKS,
+            tuple(named or BUILT_IN_SINKS),
         )
 
     def make_callbacks(self) -> list[Callback]:
@@ -88,15 +95,7 @@ def _import(text: str, name: str) -> Any:
     if not colon or not module_name or not attribute:
         names = f", or one of {', '.join(BUILT_IN_SINKS)}" if name == "sink" else ""
         raise UserError(f"{text!r} does not name a {name}: give module:Class{names}.")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # an import inside the module fails: its traceback is the better message
-        raise UserError(
-            f"{text!r} needs the module {module_name!r}, which cannot be imported: check the name and that it is on "
-            "the Python path."
-        ) from error
+    module = import_module(module_name, text)
     if not hasattr(module, attribute):
         close = difflib.get_close_matches(attribute, [n for n in dir(module) if not n.startswith("_")], 3)
         hint = f"; close: {', '.join(close)}" if close else ""

@@ -25,28 +25,17 @@ from corral.core.types import Array
 _MAIN = "state"
 _PIECE = 1 << 24  # bytes copied at once
 _MAPPED = 1 << 26  # larger arrays are mapped from their file
-# For each dtype: its name in safetensors, the NumPy type of the same bytes, and the torch name.
-_DTYPES = (
-    ("BOOL", "?", "bool"),
-    ("U8", "u1", "uint8"),
-    ("I8", "i1", "int8"),
-    ("U16", "<u2", "uint16"),
-    ("I16", "<i2", "int16"),
-    ("F16", "<f2", "float16"),
-    ("U32", "<u4", "uint32"),
-    ("I32", "<i4", "int32"),
-    ("F32", "<f4", "float32"),
-    ("U64", "<u8", "uint64"),
-    ("I64", "<i8", "int64"),
-    ("F64", "<f8", "float64"),
-    ("BF16", "<u2", "bfloat16"),
-    ("F8_E4M3", "u1", "float8_e4m3fn"),
-    ("F8_E5M2", "u1", "float8_e5m2"),
-)
-_BYTES_OF = {name: np.dtype(code) for name, code, _ in _DTYPES}
-_TORCH_OF = {name: torch_name for name, _, torch_name in _DTYPES}
-_NAME_OF = {np.dtype(code): name for name, code, torch_name in reversed(_DTYPES)}
-_NAME_OF_TORCH = {f"torch.{torch_name}": name for name, _, torch_name in _DTYPES}
+_DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "F16": "float16", "U32": "uint32",
+    "I32": "int32", "F32": "float32", "U64": "uint64", "I64": "int64", "F64": "float64", "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
+"""Name in safetensors -> name in torch, and in NumPy if it has the type."""
+_ONLY_TORCH = {"BF16": "uint16", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}
+"""Types that NumPy lacks -> one of the same bytes."""
+_BYTES_OF = {name: np.dtype(_ONLY_TORCH.get(name, kind)).newbyteorder("<") for name, kind in _DTYPES.items()}
+_NAME_OF = {np.dtype(kind): name for name, kind in _DTYPES.items() if name not in _ONLY_TORCH}
+_NAME_OF_TORCH = {f"torch.{kind}": name for name, kind in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -171,7 +160,10 @@ def decode(node: Any, arrays: dict[str, tuple[str, Array]], branch: Callable[[st
         return {inner(key): inner(item) for key, item in value}
     dtype, array = arrays[value]
     if word == "$torch":
-        return _to_torch(dtype, array)
+        import torch
+
+        tensor = torch.from_numpy(array)
+        return tensor.view(getattr(torch, _DTYPES[dtype])) if dtype in _ONLY_TORCH else tensor
     return array[()] if word == "$number" else array
 
 
@@ -197,8 +189,8 @@ def _bytes_of(array: Any, dtype: str) -> Array:
     import torch
 
     tensor = array.detach().cpu()
-    if dtype in ("BF16", "F8_E4M3", "F8_E5M2"):
-        tensor = tensor.view(torch.int16 if dtype == "BF16" else torch.uint8)
+    if dtype in _ONLY_TORCH:
+        tensor = tensor.view(getattr(torch, _ONLY_TORCH[dtype]))
     result: Array = tensor.numpy()
     return result
 
@@ -268,10 +260,3 @@ def _read_arrays(file: BinaryIO) -> dict[str, tuple[str, Array]]:
         array = mapped[start:end].view(dtype).reshape(entry["shape"])
         arrays[name] = entry["dtype"], array if array.nbytes >= _MAPPED else array.copy()
     return arrays
-
-
-def _to_torch(dtype: str, array: Array) -> Any:
-    import torch
-
-    tensor = torch.from_numpy(array)
-    return tensor.view(getattr(torch, _TORCH_OF[dtype])) if dtype in ("BF16", "F8_E4M3", "F8_E5M2") else tensor

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from corral.envs.resolve import EnvLike
 
 _log = logging.getLogger(__name__)
+_POLL_S = 1.0
 
 
 def train(  # noqa: PLR0913 - the settings that most runs name
@@ -102,21 +103,14 @@ def resume(
         experiment = replace(experiment, steps=steps, eval_every=experiment.eval_interval)
     if steps is not None or folder.notes:
         with folder.lock():  # change nothing in a run that another process trains
-            _note_migration(folder)
+            with contextlib.closing(EventLog(folder)) as log:
+                for note in folder.notes:
+                    _log.warning("%s: %s", folder.path / "config.yaml", note)
+                    log.add("migrated", note)
             folder.write_config(experiment.to_dict())
     if experiment.learner_in_own_process:
         return _run_supervised(experiment, folder, plugins, resume=True, quiet=quiet)
     return TrainingLoop(experiment, folder, plugins, resume=True, quiet=quiet).run()
-
-
-def _note_migration(folder: RunFolder) -> None:
-    with contextlib.closing(EventLog(folder)) as log:
-        for note in folder.notes:
-            _log.warning("%s: %s", folder.path / "config.yaml", note)
-            log.add("migrated", note)
-
-
-_POLL_S = 1.0
 
 
 class LearnerRole:

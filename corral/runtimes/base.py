@@ -11,6 +11,7 @@ for call in runtime.wait(calls, timeout_s=5):
 
 from __future__ import annotations
 
+import pkgutil
 import threading
 import time
 import traceback
@@ -69,25 +70,38 @@ class Mailbox:
 MakeRole = Callable[[Mailbox], Role]  # makes a role where it is to run; its closure is sent along
 
 
-class Call(ABC):
+class Call:
     """An answer in flight."""
 
-    method: str
+    def __init__(self, handle: Handle, method: str):
+        self.handle, self.method = handle, method
+        self.answer: dict[str, Value] | None = None
 
     @property
-    @abstractmethod
     def done(self) -> bool:
         """Whether `result` would not wait."""
+        return self.answer is not None or self.handle.lost is not None
 
-    @abstractmethod
     def result(self) -> Value:
         """Once `done`: the return value. Raises RoleLost, UserError, or RunFailed for any other error of the method."""
+        answer = self.answer
+        if answer is None:
+            raise RoleLost(self.handle.lost or "not done")
+        if "ok" in answer:
+            return answer["ok"]
+        if answer["kind"] == "user":
+            raise UserError(answer["text"])
+        raise RunFailed(
+            answer["text"] if answer["kind"] == "failed" else f"{self.handle.name} failed:\n{answer['text']}"
+        )
 
 
 class Handle(ABC):
     """A role, seen from outside."""
 
     name: str
+    lost: str | None = None
+    """Why it can no longer answer."""
 
     @abstractmethod
     def call(self, method: str, *args: Value) -> Call:
@@ -98,9 +112,8 @@ class Handle(ABC):
         """Put a value into the role's mailbox, without waiting for calls in flight."""
 
     @property
-    @abstractmethod
     def alive(self) -> bool:
-        """Whether it can still answer."""
+        return self.lost is None
 
     @property
     def pid(self) -> int | None:
@@ -115,7 +128,6 @@ class Handle(ABC):
 class Runtime(ABC):
     """Starts roles, and ends them all when it is closed."""
 
-    name: str
     host = "127.0.0.1"  # where roles reach this process
     is_local = True  # whether all roles run on this machine
 
@@ -170,15 +182,6 @@ def failure(error: BaseException) -> dict[str, Value]:
     return {"kind": "other", "text": "".join(traceback.format_exception(error))}
 
 
-def read_answer(answer: dict[str, Value], name: str) -> Value:
-    """What the method returned; raises the error that it raised."""
-    if "ok" in answer:
-        return answer["ok"]
-    if answer["kind"] == "user":
-        raise UserError(answer["text"])
-    raise RunFailed(answer["text"] if answer["kind"] == "failed" else f"{name} failed:\n{answer['text']}")
-
-
 def require_room(name: str, count: int, what: str) -> None:
     """UserError, before a runtime is started, if the runtime is known to lack capacity for `count` roles."""
     if name == "ray":
@@ -187,18 +190,16 @@ def require_room(name: str, count: int, what: str) -> None:
         require_local_cpus(count, what)
 
 
+_RUNTIMES = {
+    "inline": "corral.runtimes.inline:InlineRuntime",
+    "process": "corral.runtimes.process:ProcessRuntime",
+    "ray": "corral.runtimes.ray:RayRuntime",
+}
+
+
 def make_runtime(name: str) -> Runtime:
     """The runtime of that name."""
-    if name == "inline":
-        from corral.runtimes.inline import InlineRuntime
-
-        return InlineRuntime()
-    if name == "process":
-        from corral.runtimes.process import ProcessRuntime
-
-        return ProcessRuntime()
-    if name == "ray":
-        from corral.runtimes.ray import RayRuntime
-
-        return RayRuntime()
-    raise UserError(f"runtime={name!r} is not one of inline, process, ray.")
+    if name not in _RUNTIMES:
+        raise UserError(f"runtime={name!r} is not one of {', '.join(_RUNTIMES)}.")
+    made: Runtime = pkgutil.resolve_name(_RUNTIMES[name])()
+    return made

@@ -8,60 +8,40 @@ import time
 from collections.abc import Sequence
 
 from corral.core.encoding import Value
-from corral.runtimes.base import Call, Handle, Mailbox, MakeRole, RoleHost, RoleLost, Runtime, read_answer
-
-
-class _InlineCall(Call):
-    def __init__(self, handle: _Thread, method: str, args: tuple[Value, ...]):
-        self.handle, self.method, self.args = handle, method, args
-        self.answer: dict[str, Value] | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.answer is not None
-
-    def result(self) -> Value:
-        assert self.answer is not None, "not done"
-        if "lost" in self.answer:
-            raise RoleLost(self.answer["lost"])
-        return read_answer(self.answer, self.handle.name)
+from corral.runtimes.base import Call, Handle, Mailbox, MakeRole, RoleHost, Runtime
 
 
 class _Thread(Handle):
     def __init__(self, name: str, make: MakeRole, change: threading.Condition):
         self.name, self._make, self._change = name, make, change
         self._mailbox = Mailbox()
-        self._calls: queue.SimpleQueue[_InlineCall | None] = queue.SimpleQueue()  # bounded by the waiting callers
-        self._stopped = False
+        self._calls: queue.SimpleQueue[tuple[Call, Sequence[Value]] | None] = (
+            queue.SimpleQueue()
+        )  # one per waiting caller
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def call(self, method: str, *args: Value) -> _InlineCall:
-        call = _InlineCall(self, method, args)
-        if self._stopped:
-            call.answer = {"lost": f"{self.name} was stopped"}
-        else:
-            self._calls.put(call)
+    def call(self, method: str, *args: Value) -> Call:
+        call = Call(self, method)
+        self._calls.put((call, args))
         return call
 
     def send_mail(self, key: str, value: Value) -> None:
         self._mailbox.put(key, value)
 
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive() and not self._stopped
-
     def stop(self, timeout_s: float = 5.0) -> None:
-        self._stopped = True
+        with self._change:
+            self.lost = f"{self.name} was stopped"
+            self._change.notify_all()
         self._mailbox.close()
         self._calls.put(None)
         self._thread.join(timeout_s)  # a thread cannot be ended; it ends with the process
 
     def _run(self) -> None:
         host = RoleHost(lambda: self._make(self._mailbox))
-        while (call := self._calls.get()) is not None:
-            stopped = {"lost": f"{self.name} was stopped"}
-            answer = stopped if self._stopped else host.answer(call.method, call.args)
+        while (item := self._calls.get()) is not None:
+            call, args = item
+            answer = host.answer(call.method, args) if self.lost is None else None
             with self._change:
                 call.answer = answer
                 self._change.notify_all()
@@ -70,8 +50,6 @@ class _Thread(Handle):
 
 class InlineRuntime(Runtime):
     """Threads. A role that hangs cannot be ended, and nothing is copied: roles must not write to their arguments."""
-
-    name = "inline"
 
     def __init__(self) -> None:
         self._handles: list[_Thread] = []

@@ -7,12 +7,11 @@ import select
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import cloudpickle
 
 from corral.core.encoding import Buffer, DecodeError, Value, decode, encode
-from corral.runtimes.base import Call, Handle, MakeRole, RoleLost, Runtime, read_answer
+from corral.runtimes.base import Call, Handle, MakeRole, Runtime
 from corral.runtimes.child import ChildProcess, shared_memory
 from corral.runtimes.connection import Connection, ConnectionClosed
 from corral.runtimes.orphan_reaper import OrphanReaper
@@ -35,26 +34,10 @@ class Shared:
         self.frames: dict[str, list[Buffer]] = {}
 
 
-class _ProcessCall(Call):
-    def __init__(self, handle: _RoleProcess, method: str):
-        self.handle, self.method = handle, method
-        self.answer: dict[str, Any] | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.answer is not None or self.handle.lost is not None
-
-    def result(self) -> Value:
-        if self.answer is None:
-            raise RoleLost(self.handle.lost or "not done")
-        return read_answer(self.answer, self.handle.name)
-
-
 class _RoleProcess(Handle):
     def __init__(self, name: str, make: MakeRole, reaper: OrphanReaper):
         self.name = name
-        self.lost: str | None = None
-        self._calls: dict[int, _ProcessCall] = {}
+        self._calls: dict[int, Call] = {}
         self._number = 0
         job_fd = shared_memory("corral-role", cloudpickle.dumps(make))
         self._process = ChildProcess("corral.runtimes.process_child:main", (job_fd,), reaper)
@@ -66,12 +49,8 @@ class _RoleProcess(Handle):
     def pid(self) -> int | None:
         return self._process.pid
 
-    @property
-    def alive(self) -> bool:
-        return self.lost is None
-
-    def call(self, method: str, *args: Value) -> _ProcessCall:
-        call = _ProcessCall(self, method)
+    def call(self, method: str, *args: Value) -> Call:
+        call = Call(self, method)
         self._number += 1
         self._calls[self._number] = call
         self._send(CALL, self._number, encode([method, [_plain(arg) for arg in args]]))
@@ -111,10 +90,9 @@ class _RoleProcess(Handle):
 
     def mark_lost(self, why: str) -> None:
         if self.lost is None:
-            if self._process.wait(time.monotonic() + _END_S):
-                self._process.kill()  # and what it started
-                why = f"its process ended with {self._process.ending}"
-            self._process.kill()
+            ended = self._process.wait(time.monotonic() + _END_S)
+            self._process.kill()  # and what it started
+            why = f"its process ended with {self._process.ending}" if ended else why
             stacks = self._process.stacks
             self.connection.close()
             self._process.close()
@@ -138,8 +116,6 @@ class _RoleProcess(Handle):
 class ProcessRuntime(Runtime):
     """Processes that end with this one, however it ends."""
 
-    name = "process"
-
     def __init__(self) -> None:
         self._handles: list[_RoleProcess] = []
         self._reaper = OrphanReaper()
@@ -152,11 +128,10 @@ class ProcessRuntime(Runtime):
 
     def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
         until = time.monotonic() + timeout_s
-        wanted = [call for call in calls if isinstance(call, _ProcessCall)]
-        handles = list({id(call.handle): call.handle for call in wanted}.values())
+        handles = list(dict.fromkeys(call.handle for call in calls if isinstance(call.handle, _RoleProcess)))
         for handle in handles:
             handle.read()
-        while not (done := [call for call in wanted if call.done]):
+        while not (done := [call for call in calls if call.done]):
             left = until - time.monotonic()
             if left <= 0 or not handles:
                 break
@@ -167,7 +142,7 @@ class ProcessRuntime(Runtime):
                 by_fd[fd].read()
             for handle in handles:
                 handle.check()
-        return list(done)
+        return done
 
     def share(self, value: Value) -> Value:
         return Shared(value)

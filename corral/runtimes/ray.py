@@ -13,7 +13,8 @@ from typing import Any
 import cloudpickle
 
 from corral.core.encoding import Value
-from corral.runtimes.base import Call, Handle, Mailbox, MakeRole, RoleHost, RoleLost, Runtime, read_answer
+from corral.runtimes.base import Call, Handle, Mailbox, MakeRole, RoleHost, Runtime
+from corral.runtimes.child import THREAD_VARIABLES
 from corral.runtimes.ray_cluster import connect, import_ray, require_cpus, reserve_cpus, starts_local_cluster
 
 _GET_S = 60.0  # to fetch a ready value, maybe from another node
@@ -54,42 +55,38 @@ def _host_class() -> Any:
 
 
 class _RayCall(Call):
+    handle: _RayActor
+
     def __init__(self, handle: _RayActor, method: str, ref: Any):
-        self.handle, self.method, self.ref = handle, method, ref
-        self._done = False
+        super().__init__(handle, method)
+        self.ref, self.ready = ref, False
 
     @property
     def done(self) -> bool:
-        if not self._done and self.handle.alive:
-            self._done = bool(import_ray().wait([self.ref], timeout=0.0)[0])
-        return self._done or not self.handle.alive
+        if not self.ready and self.handle.alive:
+            self.ready = bool(import_ray().wait([self.ref], timeout=0.0)[0])
+        return self.ready or not self.handle.alive
 
     def result(self) -> Value:
         ray = import_ray()
-        if not self.handle.alive:
-            raise RoleLost(self.handle.lost)
-        try:
-            answer = ray.get(self.ref, timeout=_GET_S)
-        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            self.handle.mark_lost(str(error))
-            raise RoleLost(self.handle.lost) from error
-        return read_answer(answer, self.handle.name)
+        if self.handle.alive:
+            try:
+                self.answer = ray.get(self.ref, timeout=_GET_S)
+            except ray.exceptions.RayError as error:
+                self.handle.mark_lost(str(error))
+        return super().result()
 
 
 class _RayActor(Handle):
     def __init__(self, name: str, make: MakeRole, where: Any):
-        self.name, self.lost = name, ""
+        self.name = name
         path = [entry for entry in sys.path if isinstance(entry, str)]
-        variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        variables = dict.fromkeys(THREAD_VARIABLES, "1")
         options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": variables}}
         options |= {"num_cpus": 0} if where is None else {"num_cpus": 1, "scheduling_strategy": where}
         self._actor = _host_class().options(**options).remote(cloudpickle.dumps(make), path)
         self._pid_ref = self._actor.pid.remote()
         self._pid: int | None = None
-
-    @property
-    def alive(self) -> bool:
-        return not self.lost
 
     @property
     def pid(self) -> int | None:
@@ -117,15 +114,13 @@ class _RayActor(Handle):
     def stop(self, timeout_s: float = 5.0) -> None:
         if self.alive and timeout_s > 0:
             ray = import_ray()
-            with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            with contextlib.suppress(ray.exceptions.RayError):
                 ray.get(self._actor.close.remote(), timeout=timeout_s)
         self.mark_lost("it was stopped")
 
 
 class RayRuntime(Runtime):
     """Ray actors, a CPU each; joins the cluster of `RAY_ADDRESS`, or starts one on this machine that ends with it."""
-
-    name = "ray"
 
     def __init__(self) -> None:
         ray = import_ray()
@@ -162,8 +157,8 @@ class RayRuntime(Runtime):
             import_ray().wait(list(refs), num_returns=1, timeout=timeout_s)
         if refs:
             for ref in import_ray().wait(list(refs), num_returns=len(refs), timeout=0)[0]:
-                refs[ref]._done = True
-        return [call for call in wanted if call._done or not call.handle.alive]
+                refs[ref].ready = True
+        return [call for call in wanted if call.ready or not call.handle.alive]
 
     def share(self, value: Value) -> Value:
         return import_ray().put(value)

@@ -17,8 +17,7 @@ from corral.core.encoding import Value
 from corral.core.types import EnvSpec
 from corral.learn.exchange.all_reduce import open_store
 from corral.learn.exchange.base import find_exchange
-from corral.learn.exchange.compress import broadcast_codec, gradient_codec
-from corral.learn.exchange.param_server_process import ParamServerProcess, Rules, server_slices
+from corral.learn.exchange.param_server_process import ParamServerProcess, server_slices
 from corral.learn.exchange.peers import own_address
 from corral.learn.learner import Learner
 from corral.learn.weights import FlatParams, mean_state, to_arrays
@@ -293,10 +292,7 @@ class ServerRole:
             for part, group in zip(flat.groups, groups, strict=True)
         ]
         self._address = own_address(host)
-        self._make = partial(
-            ParamServerProcess, parts, Rules(*config.rule, config.backup_workers),
-            gradient_codec(config), broadcast_codec(config), self._address, secret,
-        )  # fmt: skip
+        self._make = partial(ParamServerProcess, parts, config, self._address, secret)
         self._server: ParamServerProcess | None = None
 
     def open(self, state: Value) -> Value:

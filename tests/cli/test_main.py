@@ -246,8 +246,8 @@ def test_doctor_advises_about_a_bad_machine_only():
                   "1.2 times", "takes 90 us", "at least 180 us", "set_num_threads(1)",
                   "more threads than the 2", "1.0 GB", "/dev/shm holds 0.06 GB"):  # fmt: skip
         assert words in text
-    alone = Machine(1, 1, None, None, None, None, None, False, None, None)
-    assert [sentence.partition(":")[0] for sentence in advice(alone, None)] == [
+    alone = Machine(1, 1, None, 0.0, None, None, None, False, 0.0, 1.0)
+    assert [sentence.partition(":")[0] for sentence in advice(alone, 1)] == [
         "One core",
         "This system has no memfd",
     ]

@@ -5,7 +5,7 @@ import torch
 from helpers.gradients import START, grads, sgd
 from helpers.learners import Learners, Model
 
-from corral.learn.exchange.base import Local
+from corral.learn.exchange.base import Exchange
 
 KINDS = [
     ("all_reduce", {}),
@@ -25,7 +25,7 @@ IDS = ["-".join([kind, *map(str, options.values())]) for kind, options in KINDS]
 def test_single_learner_equals_no_exchange(kind, options):
     alone = Model(START)
     for grad in grads(0):
-        alone.update(Local(), grad)
+        alone.update(Exchange(), grad)
 
     def work(exchange, rank):
         model = Model(START)
@@ -94,7 +94,7 @@ def test_several_synchronous_learners_equal_one_with_all_rows(kind, servers):
     whole = Model(START, sgd)
     for parts in zip(*(grads(rank) for rank in range(3)), strict=True):
         mean = sum(n * grad.double() for n, grad in zip(rows, parts, strict=True)) / sum(rows)
-        whole.update(Local(), mean.float())
+        whole.update(Exchange(), mean.float())
 
     def work(exchange, rank):
         model = Model(START, sgd)

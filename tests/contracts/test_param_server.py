@@ -9,7 +9,7 @@ import torch
 from helpers.gradients import START, grads, sgd
 from helpers.learners import Learners, Model
 
-from corral.learn.exchange.base import Local, PeerLost
+from corral.learn.exchange.base import Exchange, PeerLost
 from corral.nets.obs_norm import ObsNorm
 
 
@@ -196,7 +196,7 @@ class Group:
         return [float(-part["weights"].mean()) for part in self.server.state()["parts"]]
 
 
-GROUPS = {"groups": [slice(0, 16), slice(16, 32)], "optimizer": sgd, "feedback": False}
+GROUPS = {"groups": [slice(0, 16), slice(16, 32)], "optimizer": sgd}
 
 
 def test_group_is_stepped_with_its_learning_rate():
@@ -280,7 +280,7 @@ def test_server_continues_from_state():
         assert learners.servers[0].version == 20
     whole = Model(START)
     for grad in grads(0):
-        whole.update(Local(), grad)
+        whole.update(Exchange(), grad)
     assert torch.equal(model.weights.detach(), whole.weights.detach())
 
 

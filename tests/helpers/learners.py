@@ -5,10 +5,10 @@ import threading
 import torch
 
 from corral.learn.exchange.all_reduce import AllReduce, open_store
-from corral.learn.exchange.compress import Float32Codec, Qsgd, find_compression
+from corral.learn.exchange.config import DataParallelConfig
 from corral.learn.exchange.gossip import Gossip
 from corral.learn.exchange.param_server import ParamServer
-from corral.learn.exchange.param_server_process import ParamServerProcess, Rules, server_slices
+from corral.learn.exchange.param_server_process import ParamServerProcess, server_slices
 from corral.learn.exchange.peers import new_secret
 from corral.ops.optim import adam
 
@@ -20,40 +20,34 @@ class Learners:
 
     def __init__(
         self, kind, size, start, *, mode="sync", lag=0, drop=0, servers=1, graph="exponential", compress="none",
-        feedback=True, quantize=False, optimizer=None, groups=None,
+        quantize=False, optimizer=None, groups=None,
     ):  # fmt: skip
         self.groups = groups or [slice(0, start.numel())]
         self.kind, self.size, self.start = kind, size, start.clone()
-        self.mode, self.lag, self.drop, self.shards, self.graph = mode, lag, drop, servers, graph
-        self.compress, self.feedback = find_compression(compress), feedback
-        self.broadcast = Qsgd(8) if quantize else Float32Codec()
+        self.config = DataParallelConfig(
+            kind, f"ssp:{lag}" if mode == "ssp" else mode, servers, drop, graph, compress, quantize_weights=quantize
+        )
         self.optimizer = optimizer or (lambda params: adam(params, 1e-2))
         self.secret, self.servers, self.exchanges = new_secret(), [], []
 
     def __enter__(self):
-        codec = Float32Codec() if self.compress is None else self.compress.codec
         if self.kind == "all_reduce":
             self.store = open_store(HOST)
-            self.exchanges = [AllReduce(self.compress, feedback=self.feedback, seed=k) for k in range(self.size)]
+            self.exchanges = [AllReduce(self.config, seed=k) for k in range(self.size)]
         elif self.kind == "gossip":
-            self.exchanges = [
-                Gossip(self.graph, self.mode, self.lag, self.broadcast, HOST, self.secret) for _ in range(self.size)
-            ]
+            self.exchanges = [Gossip(self.config, HOST, self.secret) for _ in range(self.size)]
         else:
-            rules = Rules(self.mode, self.lag, self.drop)
-            parts = [server_slices(group, self.shards) for group in self.groups]
+            count = self.config.servers
+            parts = [server_slices(group, count) for group in self.groups]
             optimizers = self.optimizer if isinstance(self.optimizer, list) else [self.optimizer] * len(self.groups)
             self.servers = [
                 ParamServerProcess(
                     [(self.start[slices[k]], optimizer) for slices, optimizer in zip(parts, optimizers, strict=True)],
-                    rules, codec, self.broadcast, HOST, self.secret,
+                    self.config, HOST, self.secret,
                 )
-                for k in range(self.shards)
+                for k in range(count)
             ]  # fmt: skip
-            self.exchanges = [
-                ParamServer(codec, self.broadcast, self.groups, feedback=self.feedback, seed=k)
-                for k in range(self.size)
-            ]
+            self.exchanges = [ParamServer(self.config, self.groups, k) for k in range(self.size)]
         return self
 
     def join(self, rank):

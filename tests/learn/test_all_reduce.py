@@ -10,12 +10,12 @@ from gymnasium import spaces
 from corral.core.types import EnvSpec, LossOutput, Sample, Transitions
 from corral.learn.device import Precision
 from corral.learn.exchange.all_reduce import AllReduce, open_store
-from corral.learn.exchange.base import Local, PeerLost
+from corral.learn.exchange.base import Exchange, PeerLost
 from corral.learn.learner import Learner
 from corral.testing.counting_agent import Config, Counting
 
 
-@pytest.mark.parametrize("make", [Local, AllReduce])
+@pytest.mark.parametrize("make", [Exchange, AllReduce])
 def test_one_learner_alone_keeps_its_gradient(make):
     exchange, grad = make(), torch.randn(7)
     before = grad.clone()

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,62 +22,47 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from corral.learn.exchange.base import ExchangeSetup, GradAction, Local, PeerLost
-from corral.learn.exchange.compress import Compress, Compression, Hook, find_compression, uses_feedback
+from corral.learn.exchange.base import ExchangeSetup, GradAction, GroupExchange, PeerLost
+from corral.learn.exchange.compress import Compress, Compression, find_compression, make_compression
+from corral.learn.exchange.config import DataParallelConfig
 from corral.learn.exchange.peers import own_address
 from corral.learn.weights import split_params
 
 _WHOLE_FIRST = 10  # full-precision updates before PowerSGD starts, as its authors do: early gradients are atypical
 
 
-class _Bucket:
+def _bucket(grad: Tensor, params: Sequence[nn.Parameter]) -> Any:
     """The subset of DDP's gradient bucket that the hooks use; there is only one bucket."""
-
-    def __init__(self, grad: Tensor, params: Sequence[nn.Parameter]):
-        self._grad, self._params = grad, params
-
-    def buffer(self) -> Tensor:
-        return self._grad
-
-    def gradients(self) -> list[Tensor]:
-        """One view per weight, in memory order."""
-        grads = [param.grad for param in self._params if param.grad is not None]
-        return [grad if grad.is_contiguous() else grad.permute(0, 2, 3, 1) for grad in grads]
-
-    def index(self) -> int:
-        return 0
-
-    def is_last(self) -> bool:
-        return True
+    grads = [param.grad for param in params if param.grad is not None]
+    in_memory_order = [each if each.is_contiguous() else each.permute(0, 2, 3, 1) for each in grads]
+    return SimpleNamespace(
+        buffer=lambda: grad, gradients=lambda: in_memory_order, index=lambda: 0, is_last=lambda: True
+    )
 
 
 class HookedReduction:
     """Averages gradients over all learners in place; the gradients of `params` are views of the flat gradient."""
 
-    def __init__(self, hook: Hook, rank: int, group: Any, params: Sequence[nn.Parameter], feedback: bool):
+    def __init__(self, compress: Compress, group: Any, params: Sequence[nn.Parameter]):
         self._params = params
         self._power: Any = None
-        if hook == "powersgd":
+        if compress.hook == "powersgd":
             logging.getLogger(powerSGD_hook.__name__).setLevel(logging.WARNING)
             self._power = powerSGD_hook.PowerSGDState(
-                group, matrix_approximation_rank=rank, start_powerSGD_iter=_WHOLE_FIRST, min_compression_rate=1.0,
-                use_error_feedback=feedback,
+                group, matrix_approximation_rank=compress.rank, start_powerSGD_iter=_WHOLE_FIRST,
+                min_compression_rate=1.0, use_error_feedback=True,
             )  # fmt: skip
             self._reduce, self._state = powerSGD_hook.powerSGD_hook, self._power
         else:
-            self._reduce = getattr(default_hooks, f"{hook}_compress_hook")
-            self._state = group
+            self._reduce, self._state = getattr(default_hooks, f"{compress.hook}_compress_hook"), group
 
     def reduce(self, grad: Tensor) -> float:
-        bucket: Any = _Bucket(grad, self._params)
-        before = self._numbers()
-        grad.copy_(self._reduce(self._state, bucket).wait())
+        """Returns the number of bytes that were reduced."""
+        before = 0 if self._power is None else self._power.total_numel_after_compression
+        grad.copy_(self._reduce(self._state, _bucket(grad, self._params)).wait())
         if self._power is None:
             return 2.0 * grad.numel()
-        return 4.0 * ((self._numbers() - before) or grad.numel())
-
-    def _numbers(self) -> int:
-        return 0 if self._power is None else int(self._power.total_numel_after_compression)
+        return 4.0 * (int(self._power.total_numel_after_compression - before) or grad.numel())
 
 
 _dist: Any = distributed  # the stubs are incomplete
@@ -84,7 +70,7 @@ _HEAD = 4  # numbers sent with each gradient: rows, stop, last, not finite
 _DROP_S = 5.0
 
 
-class AllReduce(Local):
+class AllReduce(GroupExchange):
     """The mean gradient of all learners, weighted by their rows, in one reduction per update.
 
     `grad = sum_k n_k grad_k / sum_k n_k`, or `sum_k grad_k` for losses that are sums. Works alone until `join`.
@@ -98,17 +84,13 @@ class AllReduce(Local):
 
     @classmethod
     def make(cls, setup: ExchangeSetup) -> AllReduce:
-        config = setup.config
-        return cls(
-            find_compression(config.compress), feedback=uses_feedback(config), momentum=config.compress_momentum,
-            seed=setup.seed, params=split_params(setup.model, setup.groups),
-        )  # fmt: skip
+        return cls(setup.config, split_params(setup.model, setup.groups), setup.seed)
 
     def __init__(
-        self, compress: Compress | None = None, *, feedback: bool = True, momentum: float = 0.0, seed: int = 0,
-        params: Sequence[Sequence[nn.Parameter]] = (),
-    ):  # fmt: skip
-        self._compress, self._feedback, self._momentum, self._seed = compress, feedback, momentum, seed
+        self, config: DataParallelConfig | None = None, params: Sequence[Sequence[nn.Parameter]] = (), seed: int = 0
+    ):
+        self._config, self._seed = config or DataParallelConfig(), seed
+        self._compress = find_compression(self._config.compress)
         self._params = params  # per group
         self._compressions: dict[int, Compression] = {}  # by group
         self._hooked: dict[int, HookedReduction] = {}
@@ -145,12 +127,6 @@ class AllReduce(Local):
         except (RuntimeError, OSError) as error:
             raise self._lost(error) from error
 
-    def begin(self, weights: Tensor, turn: int, num_workers: int) -> None:
-        """Nothing to do: all learners have the same weights."""
-
-    def end(self) -> None:
-        """Nothing to do: all learners make the same updates."""
-
     def leave(self) -> None:
         group = self._group
         self._group = self._store = None
@@ -183,7 +159,7 @@ class AllReduce(Local):
         if self._compress is None:
             return self._reduce_whole(grad, group, rows, stop, last)
         if self._compress.hook is None:
-            return self._gather_codes(self._compress, grad, group, rows, stop, last)
+            return self._gather_codes(grad, group, rows, stop, last)
         return self._reduce_hooked(self._compress, grad, group, rows, stop, last)
 
     def _reduce_whole(self, grad: Tensor, group: int, rows: int, stop: bool, last: bool) -> GradAction:
@@ -205,16 +181,12 @@ class AllReduce(Local):
         grad.copy_(buffer[:count])
         return "apply"
 
-    def _gather_codes(
-        self, compress: Compress, grad: Tensor, group: int, rows: int, stop: bool, last: bool
-    ) -> GradAction:
+    def _gather_codes(self, grad: Tensor, group: int, rows: int, stop: bool, last: bool) -> GradAction:
         own = grad.detach().cpu().numpy()
         if group not in self._compressions or self._compressions[group].count != len(own):
-            self._compressions[group] = Compression(
-                compress.codec, len(own), self._seed + group, feedback=self._feedback, momentum=self._momentum
-            )
+            self._compressions[group] = make_compression(self._config, len(own), self._seed + group)
         compression, finite = self._compressions[group], _usable(grad)
-        code = compression.pack(own) if finite and not stop else np.zeros(compression.size, np.uint8)
+        code = compression.pack(own) if finite and not stop else compression.blank()
         head = np.array([rows, stop, last, not finite], np.float32)
         try:
             messages = self._gather(torch.from_numpy(np.concatenate([head.view(np.uint8), code])))
@@ -241,10 +213,7 @@ class AllReduce(Local):
         self, compress: Compress, grad: Tensor, group: int, rows: int, stop: bool, last: bool
     ) -> GradAction:
         if group not in self._hooked:
-            assert compress.hook is not None
-            self._hooked[group] = HookedReduction(
-                compress.hook, compress.rank, self._group, self._params[group], self._feedback
-            )
+            self._hooked[group] = HookedReduction(compress, self._group, self._params[group])
         head = torch.tensor([rows, stop, last, not _usable(grad)], dtype=torch.float32)
         self._reduce(head)
         total, stopped, over, bad = head.tolist()

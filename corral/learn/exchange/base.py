@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -16,16 +17,17 @@ from corral.learn.exchange.config import EXCHANGES, DataParallelConfig
 GradAction = Literal["apply", "skip", "stop"]
 
 
-class Exchange(Protocol):
-    """Called by the learner before and after the optimizer step."""
+class Exchange:
+    """Called by the learner before and after the optimizer step. This one is of a single learner and shares nothing."""
 
-    over: bool
+    over = False
     """Whether the current update is the last one of some learner's batch, and therefore of all."""
-    clips_first: bool
+    clips_first = False
     """Whether each learner clips its gradient before sending it, instead of clipping the mean."""
 
     def agree(self, ready: bool) -> bool:
         """Whether all learners that an update needs have data for it."""
+        return ready
 
     def grads(
         self, grad: Tensor, rows: int, lr: float, *, group: int = 0, stop: bool = False, last: bool = False
@@ -36,12 +38,14 @@ class Exchange(Protocol):
         clip it and step; skip: a server has applied it and the weights are new; stop: no more updates from this batch.
         `last` marks the last minibatch of this learner's batch.
         """
+        return "stop" if stop else "apply"
 
     def params(self, weights: Tensor) -> None:
         """Share the weights after all groups were updated."""
 
     def share(self, values: Tensor) -> list[Tensor]:
         """Exchange observation moments: returns this learner's own and those newly received from others."""
+        return [values]
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class ExchangeSetup:
     seed: int
 
 
-class GroupExchange(Exchange, Protocol):
+class GroupExchange(Exchange, ABC):
     """An exchange between several learners, which join, and then work for a turn at a time."""
 
     rendezvous: ClassVar[str]
@@ -67,13 +71,15 @@ class GroupExchange(Exchange, Protocol):
     sent: float
     """Bytes sent since the start; with a server, also bytes received."""
 
-    port: int
+    port = 0
     """Where other learners connect to this one; 0 if it does not listen."""
 
     @classmethod
+    @abstractmethod
     def make(cls, setup: ExchangeSetup) -> GroupExchange:
         """One learner's side, before it has joined the others."""
 
+    @abstractmethod
     def join(self, *where: Any) -> None:
         """Connect to the others; PeerLost on timeout. Joining again leaves the previous group."""
 
@@ -83,12 +89,15 @@ class GroupExchange(Exchange, Protocol):
     def end(self) -> None:
         """End this learner's turn; other learners stop waiting for it."""
 
+    @abstractmethod
     def leave(self) -> None:
         """Leave the group; learners that wait for this one are notified."""
 
     def close(self) -> None:
         """Leave the group for good, and stop listening."""
+        self.leave()
 
+    @abstractmethod
     def metrics(self) -> dict[str, float]:
         """Bytes and other figures since the start."""
 
@@ -111,31 +120,3 @@ def make_exchange(setup: ExchangeSetup) -> GroupExchange:
 
 class PeerLost(Exception):
     """Another learner or a server disconnected or timed out; the exchange is unusable until `join`."""
-
-
-class Local:
-    """The exchange of a single learner, which shares nothing; the other exchanges override what they share."""
-
-    over = False  # the learner's own `last` suffices
-    clips_first = False
-    port = 0
-
-    def agree(self, ready: bool) -> bool:
-        return ready
-
-    def grads(
-        self, grad: Tensor, rows: int, lr: float, *, group: int = 0, stop: bool = False, last: bool = False
-    ) -> GradAction:
-        return "stop" if stop else "apply"
-
-    def params(self, weights: Tensor) -> None:
-        """Nothing to share."""
-
-    def share(self, values: Tensor) -> list[Tensor]:
-        return [values]
-
-    def leave(self) -> None:
-        """No group to leave."""
-
-    def close(self) -> None:
-        self.leave()

@@ -7,7 +7,7 @@ unbiased; for the others, `Compression` feeds the error back.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from corral.core.types import Array
 from corral.learn.exchange.config import DataParallelConfig
 
 _BUCKET = 512  # numbers that share a scale: one large gradient does not coarsen all others
-_LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
 class Codec(Protocol):
@@ -25,9 +24,6 @@ class Codec(Protocol):
 
     unbiased: bool
     """Whether the expectation of the decoded vector is the vector itself."""
-
-    def size(self, count: int) -> int:
-        """Bytes of an encoded vector of `count` numbers."""
 
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
         """The bytes as uint8. The values are finite float32."""
@@ -41,49 +37,29 @@ class Float32Codec:
 
     unbiased = True
 
-    def size(self, count: int) -> int:
-        return 4 * count
-
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
-        """A copy: the source may change before it is sent."""
-        return np.array(values, np.float32).view(np.uint8)
+        return np.array(values, np.float32).view(np.uint8)  # a copy: the source may change before it is sent
 
     def decode(self, code: Array, count: int) -> Array:
         return code.view(np.float32)
 
 
-class Float16Codec:
-    """The nearest float16; larger values are clipped to its maximum."""
+class HalfCodec:
+    """The nearest number of a 16-bit type; larger values are clipped to its maximum."""
 
     unbiased = False
 
-    def size(self, count: int) -> int:
-        return 2 * count
+    def __init__(self, dtype: torch.dtype):
+        self._dtype, self._largest = dtype, torch.finfo(dtype).max
 
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
-        return np.clip(values, -_LARGEST_HALF, _LARGEST_HALF).astype(np.float16).view(np.uint8)
-
-    def decode(self, code: Array, count: int) -> Array:
-        return code.view(np.float16).astype(np.float32)
-
-
-class BFloat16Codec:
-    """The nearest bfloat16: the range of float32 with 8 bits of precision."""
-
-    unbiased = False
-
-    def size(self, count: int) -> int:
-        return 2 * count
-
-    def encode(self, values: Array, rng: np.random.Generator) -> Array:
-        rounded: Array = torch.from_numpy(np.ascontiguousarray(values)).bfloat16().view(torch.int16).numpy()
+        clipped = torch.from_numpy(np.ascontiguousarray(values)).clamp(-self._largest, self._largest)
+        rounded: Array = clipped.to(self._dtype).view(torch.int16).numpy()
         return rounded.view(np.uint8)  # torch cannot view an empty tensor as bytes
 
     def decode(self, code: Array, count: int) -> Array:
-        """A bfloat16 is the upper half of a float32."""
-        wide = np.zeros(count, np.uint32)
-        wide[:] = code.view(np.uint16)
-        return (wide << 16).view(np.float32)
+        values: Array = torch.from_numpy(code.view(np.int16)).view(self._dtype).float().numpy()
+        return values
 
 
 class Qsgd:
@@ -96,9 +72,6 @@ class Qsgd:
 
     def __init__(self, bits: int):
         self._bits, self._levels, self._per_byte = bits, 2 ** (bits - 1) - 1, 8 // bits
-
-    def size(self, count: int) -> int:
-        return 4 * _buckets(count) + -(-count // self._per_byte)
 
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
         buckets = _padded(values)
@@ -135,9 +108,6 @@ class Sign:
 
     unbiased = False
 
-    def size(self, count: int) -> int:
-        return 4 * _buckets(count) + -(-count // 8)
-
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
         many = np.minimum(_BUCKET, len(values) - _BUCKET * np.arange(_buckets(len(values))))
         scale = np.abs(_padded(values)).sum(axis=1) / many
@@ -157,10 +127,6 @@ class TopK:
 
     def __init__(self, share: float, values: Codec):
         self._share, self._values = share, values
-
-    def size(self, count: int) -> int:
-        k = self._kept(count)
-        return k * _place(count).itemsize + self._values.size(k)
 
     def encode(self, values: Array, rng: np.random.Generator) -> Array:
         k = self._kept(len(values))
@@ -195,19 +161,21 @@ def _place(count: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype(np.uint16) if count <= 1 << 16 else np.dtype(np.uint32)
 
 
-Hook = Literal["fp16", "bf16", "powersgd"]
-_PLAIN: dict[str, type[Codec]] = {"fp16": Float16Codec, "bf16": BFloat16Codec, "sign": Sign}  # codecs without a number
-_BITS = (2, 4, 8)
+_CODECS: dict[str, Codec] = {
+    "fp16": HalfCodec(torch.float16),
+    "bf16": HalfCodec(torch.bfloat16),
+    "sign": Sign(),
+    **{f"qsgd:{bits}": Qsgd(bits) for bits in (2, 4, 8)},
+}
 
 
 @dataclass(frozen=True)
 class Compress:
-    """A named compression: a codec, or one of torch's communication hooks."""
+    """A compression by name: a codec, or one of torch's communication hooks."""
 
-    name: str
     codec: Codec
-    hook: Hook | None = None
-    """The communication hook of `DistributedDataParallel`, which all-reduce prefers."""
+    hook: str | None = None
+    """The communication hook of `DistributedDataParallel`, which all-reduce prefers: fp16, bf16 or powersgd."""
     rank: int = 0
 
 
@@ -215,25 +183,23 @@ def find_compression(name: str) -> Compress | None:
     """None for `none`; UserError with the valid names for an unknown name."""
     if name == "none":
         return None
-    if name in ("fp16", "bf16"):
-        return Compress(name, _codec(name, name), "fp16" if name == "fp16" else "bf16")
     kind, _, rest = name.partition(":")
     if kind == "powersgd":
-        return Compress(name, Float32Codec(), "powersgd", _rank(name, rest or "1"))
+        rank = _number(name, rest or "1", 1, 64)
+        if rank != int(rank):
+            raise UserError(f"compress={name}: the rank must be an integer, such as powersgd:{round(rank)}.")
+        return Compress(Float32Codec(), "powersgd", int(rank))
     if kind == "topk":
         share, plus, values = rest.partition("+")
-        inner: Codec = _codec(name, values) if plus else Float32Codec()
-        return Compress(name, TopK(_number(name, share, 1e-6, 1.0), inner))
-    return Compress(name, _codec(name, name))
+        inner = _codec(name, values) if plus else Float32Codec()
+        return Compress(TopK(_number(name, share, 1e-6, 1.0), inner))
+    return Compress(_codec(name, name), name if name in ("fp16", "bf16") else None)
 
 
 def _codec(name: str, part: str) -> Codec:
-    kind, _, rest = part.partition(":")
-    if part in _PLAIN:
-        return _PLAIN[part]()
-    if kind == "qsgd" and rest in map(str, _BITS):
-        return Qsgd(int(rest))
-    raise _unknown(name)
+    if part not in _CODECS:
+        raise _unknown(name)
+    return _CODECS[part]
 
 
 def _number(name: str, text: str, least: float, most: float) -> float:
@@ -244,13 +210,6 @@ def _number(name: str, text: str, least: float, most: float) -> float:
     if not least <= value <= most:
         raise UserError(f"compress={name}: {text} must be between {least:g} and {most:g}.")
     return value
-
-
-def _rank(name: str, text: str) -> int:
-    rank = _number(name, text, 1, 64)
-    if rank != int(rank):
-        raise UserError(f"compress={name}: the rank must be an integer, such as powersgd:{round(rank)}.")
-    return int(rank)
 
 
 def _unknown(name: str) -> UserError:
@@ -276,9 +235,9 @@ class Compression:
         self._ended = self._velocity  # velocities reset by the last code
         self._before = self._left, self._velocity  # the last `pack`
 
-    @property
-    def size(self) -> int:
-        return self._codec.size(self.count)
+    def blank(self) -> Array:
+        """A code of the usual size, for a message whose code is not read."""
+        return self._codec.encode(np.zeros(self.count, np.float32), np.random.default_rng(0))
 
     def pack(self, grad: Array) -> Array:
         """Encode a finite gradient together with the error left from earlier ones."""
@@ -324,7 +283,7 @@ def broadcast_codec(config: DataParallelConfig) -> Codec:
     return Qsgd(8) if config.quantize_weights else Float32Codec()
 
 
-def uses_feedback(config: DataParallelConfig) -> bool:
-    """Whether the compression error is added to the next gradient: for biased codecs and torch's hooks."""
-    compress = find_compression(config.compress)
-    return compress is not None and (compress.hook is not None or not compress.codec.unbiased)
+def make_compression(config: DataParallelConfig, count: int, seed: int) -> Compression:
+    """The compression of `count` gradients of one learner; errors of biased codecs are fed back."""
+    codec = gradient_codec(config)
+    return Compression(codec, count, seed, feedback=not codec.unbiased, momentum=config.compress_momentum)

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from corral.core.encoding import DecodeError, decode, encode, size_of
 from corral.core.types import Array
-from corral.learn.exchange.base import ExchangeSetup, Local, PeerLost
-from corral.learn.exchange.compress import Codec, broadcast_codec
-from corral.learn.exchange.config import Mode
+from corral.learn.exchange.base import ExchangeSetup, GroupExchange, PeerLost
+from corral.learn.exchange.compress import broadcast_codec
+from corral.learn.exchange.config import DataParallelConfig
 from corral.learn.exchange.peers import Listener, connect
 from corral.nets.obs_norm import merged
 from corral.runtimes.connection import Connection, ConnectionClosed
@@ -54,7 +54,7 @@ _SEND_S = 60.0
 _MIN_WEIGHT = 0.5  # push-sum weight below which a learner sends nothing: parameters are divided by it
 
 
-class Gossip(Local):
+class Gossip(GroupExchange):
     """One learner's side. It applies its own gradients, and waits for others only in the middle of a turn.
 
     `sync`: a round waits for all shares sent in it. `ssp`: for shares sent `staleness` rounds earlier. `async`: does
@@ -65,14 +65,12 @@ class Gossip(Local):
 
     @classmethod
     def make(cls, setup: ExchangeSetup) -> Gossip:
-        config, codec = setup.config, broadcast_codec(setup.config)
-        return cls(config.gossip_graph, *config.rule, codec, setup.host, setup.secret, seed=setup.seed)
+        return cls(setup.config, setup.host, setup.secret, setup.seed)
 
-    def __init__(self, graph: Graph, mode: Mode, staleness: int, codec: Codec, host: str,
-                 secret: bytes, *, seed: int = 0):  # fmt: skip
-        self._graph: Graph = graph
-        self._mode, self._codec, self._secret = mode, codec, secret
-        self._staleness = 0 if mode == "sync" else staleness
+    def __init__(self, config: DataParallelConfig, host: str, secret: bytes, seed: int = 0):
+        self._graph: Graph = config.gossip_graph
+        self._mode, self._staleness = config.rule
+        self._codec, self._secret = broadcast_codec(config), secret
         self._rng = np.random.default_rng(seed)
         self._rank, self._peers, self._generation = 0, list[tuple[str, int]](), -1
         self._outgoing: dict[int, Connection] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 from corral.core.encoding import DecodeError, decode, encode, size_of
-from corral.learn.exchange.base import ExchangeSetup, GradAction, Local, PeerLost
-from corral.learn.exchange.compress import Codec, Compression, broadcast_codec, gradient_codec, uses_feedback
+from corral.learn.exchange.base import ExchangeSetup, GradAction, GroupExchange, PeerLost
+from corral.learn.exchange.compress import Compression, broadcast_codec, make_compression
+from corral.learn.exchange.config import DataParallelConfig
 from corral.learn.exchange.param_server_process import ENTER, PUSH, REST, SHARE, server_slices
 from corral.learn.exchange.peers import connect
 from corral.learn.weights import group_slices
@@ -21,7 +23,7 @@ from corral.runtimes.connection import Connection, ConnectionClosed
 _TIMEOUT_S = 1200.0  # twice the server's timeout for other workers
 
 
-class ParamServer(Local):
+class ParamServer(GroupExchange):
     """One learner's connections to the servers, each of which holds a slice of the weights.
 
     Updates need no agreement (`agree`), because servers wait for a worker only in the middle of its turn.
@@ -32,18 +34,11 @@ class ParamServer(Local):
 
     @classmethod
     def make(cls, setup: ExchangeSetup) -> ParamServer:
-        config = setup.config
-        return cls(
-            gradient_codec(config), broadcast_codec(config), group_slices(setup.model, setup.groups),
-            feedback=uses_feedback(config), momentum=config.compress_momentum, seed=setup.seed,
-        )  # fmt: skip
+        return cls(setup.config, group_slices(setup.model, setup.groups), setup.seed)
 
-    def __init__(
-        self, codec: Codec, broadcast: Codec, groups: Sequence[slice], *, feedback: bool, momentum: float = 0.0,
-        seed: int = 0,
-    ):  # fmt: skip
-        self._codec, self._broadcast, self._feedback, self._momentum = codec, broadcast, feedback, momentum
-        self._groups, self._seed = groups, seed
+    def __init__(self, config: DataParallelConfig, groups: Sequence[slice], seed: int = 0):
+        self._config, self._groups, self._seed = config, groups, seed
+        self._broadcast = broadcast_codec(config)
         self._servers: list[Connection] = []
         self._slices: list[list[slice]] = []  # of each group, one slice of the flat weights per server
         self._compressions: list[list[Compression]] = []
@@ -59,19 +54,16 @@ class ParamServer(Local):
         self._weights = weights
         if not self._slices:
             self._slices = [server_slices(group, len(self._servers)) for group in self._groups]
+            numbers = itertools.count(self._seed)
             self._compressions = [
-                [self._compression(s, len(self._servers) * g + k) for k, s in enumerate(parts)]
-                for g, parts in enumerate(self._slices)
+                [make_compression(self._config, s.stop - s.start, next(numbers)) for s in parts]
+                for parts in self._slices
             ]
         answers = self._ask(ENTER, [{"num_workers": num_workers}] * len(self._servers))
         if len(answers) > 1 and not all(answer["complete"] for answer in answers):
             self.leave()  # servers that know of different workers would wait for each other's rounds
             raise PeerLost("a worker did not begin the turn in time")
         self._take(answers)
-
-    def _compression(self, part: slice, number: int) -> Compression:
-        count = part.stop - part.start
-        return Compression(self._codec, count, self._seed + number, feedback=self._feedback, momentum=self._momentum)
 
     def end(self) -> None:
         for server in self._servers:

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from corral.core.encoding import DecodeError, Value, decode, encode
 from corral.core.types import Array
-from corral.learn.exchange.compress import Codec
-from corral.learn.exchange.config import Mode
+from corral.learn.exchange.compress import broadcast_codec, gradient_codec
+from corral.learn.exchange.config import DataParallelConfig
 from corral.learn.exchange.peers import Listener
 from corral.learn.weights import to_arrays, to_tensors
 from corral.nets.obs_norm import merged
@@ -38,15 +38,6 @@ _TIMEOUT_S = 600.0  # for a silent worker that is still connected: a slow simula
 _SEND_S = 60.0
 _WORKERS_S = 10.0  # for all workers to begin a turn
 _QUIET_S = 900.0  # seconds without a message before a member is disconnected
-
-
-@dataclass
-class Rules:
-    """When gradients are applied, and which workers wait."""
-
-    mode: Mode
-    staleness: int = 0
-    backup_workers: int = 0
 
 
 class _Member:
@@ -105,11 +96,13 @@ class ParamServerProcess:
     """Serves a slice of every parameter group's weights, with that slice of the optimizer state."""
 
     def __init__(
-        self, parts: Sequence[tuple[Tensor, Callable[[list[Tensor]], Optimizer]]], rules: Rules, codec: Codec,
-        broadcast: Codec, host: str, secret: bytes,
+        self, parts: Sequence[tuple[Tensor, Callable[[list[Tensor]], Optimizer]]], config: DataParallelConfig,
+        host: str, secret: bytes,
     ):  # fmt: skip
         self._parts = [_GroupPart(weights, optimizer) for weights, optimizer in parts]
-        self._rules, self._codec, self._broadcast = rules, codec, broadcast
+        self._mode, self._staleness = config.rule
+        self._backup_workers = config.backup_workers
+        self._codec, self._broadcast = gradient_codec(config), broadcast_codec(config)
         self._rng = np.random.default_rng(0)
         self._change = threading.Condition()
         self._members: set[_Member] = set()
@@ -149,10 +142,10 @@ class ParamServerProcess:
         """Begin a turn: return the current weights and set the member's clock. With `sync`, wait for all workers."""
         with self._change:
             self._coming.add(member)
-            if self._rules.mode == "sync" and len(self._coming) < message["num_workers"]:
+            if self._mode == "sync" and len(self._coming) < message["num_workers"]:
                 self._change.wait_for(lambda: member not in self._coming or self._closed, _WORKERS_S)
             if member in self._coming:
-                in_step = self._rules.mode == "sync"
+                in_step = self._mode == "sync"
                 together = self._coming if in_step else {member}
                 for other in together:
                     self._wake(other)
@@ -183,12 +176,12 @@ class ParamServerProcess:
             part = self._parts[group]
             grad = None if code is None else self._codec.decode(np.ascontiguousarray(code), part.weights.numel())
             behind = part.updates - member.received[group]
-            if self._rules.mode == "sync" and behind > 0:
+            if self._mode == "sync" and behind > 0:
                 self._dropped += 1  # the others did not wait for it
                 return {"weights": self._newer(member, [group]), "dropped": True}
             self._pushes, self._stale = self._pushes + 1, self._stale + behind
             self._stalest = max(self._stalest, behind)
-            if self._rules.mode == "sync":
+            if self._mode == "sync":
                 self._wait_for_round(member, _Push(group, grad, message["rows"], message["lr"]))
                 # Other groups may have been updated without this member, if it left out their gradients.
                 return {"weights": self._newer(member, range(len(self._parts)))}
@@ -218,7 +211,7 @@ class ParamServerProcess:
     def _finish_rounds(self, *, late: bool = False) -> None:
         """Finish the rounds that have enough gradients of one group; `late`: all, without the members still missing."""
         active = {member for member in self._members if member.clock is not None}
-        needed = max(1, min(len(active), self._num_workers - self._rules.backup_workers))
+        needed = max(1, min(len(active), self._num_workers - self._backup_workers))
         if late:
             self._timeouts += len(active - self._arrived.keys())
             for member in active - self._arrived.keys():
@@ -256,12 +249,12 @@ class ParamServerProcess:
 
     def _wait_for_slower(self, member: _Member) -> None:
         self._change.notify_all()
-        if self._rules.mode == "ssp":
-            near = lambda: self._closed or self._ahead(member) <= self._rules.staleness  # noqa: E731
+        if self._mode == "ssp":
+            near = lambda: self._closed or self._ahead(member) <= self._staleness  # noqa: E731
             came = self._change.wait_for(near, _TIMEOUT_S)
             self._lead = max(self._lead, self._ahead(member))  # exceeds the bound if a member is given up on
             for other in () if came else self._members:
-                if other.clock is not None and (member.clock or 0) - other.clock > self._rules.staleness:
+                if other.clock is not None and (member.clock or 0) - other.clock > self._staleness:
                     self._timeouts += 1
                     other.clock = None  # not awaited until it pushes again
 
@@ -308,7 +301,7 @@ class ParamServerProcess:
                 "exchange/dropped": float(self._dropped),
                 "exchange/timeouts": float(self._timeouts),
             }
-            if self._rules.mode == "ssp":
+            if self._mode == "ssp":
                 metrics["exchange/lead_max"] = float(self._lead)
             return metrics | ({"exchange/weights_error": self._error} if self._error else {})
 

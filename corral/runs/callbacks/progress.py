@@ -8,7 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
 from corral.runs.callbacks.base import Callback, Run
 
@@ -73,12 +73,10 @@ class Progress(Callback):
         while len(self._points) > 2 and now - self._points[1][0] > _RATE_WINDOW_S:
             self._points.popleft()
         self._shown = self._steps
-        text = progress_line(self._steps, self._total, self._rate(), self._metrics, self._width())
+        then, before = self._points[0]
+        rate = (self._steps - before) / (now - then) if now > then else 0.0
+        text = progress_line(self._steps, self._total, rate, self._metrics, self._width())
         self._write(f"{_CLEAR}{text}" if self._live else f"{text}\n")
-
-    def _rate(self) -> float:
-        (then, before), (now, steps) = self._points[0], self._points[-1]
-        return (steps - before) / (now - then) if now > then else 0.0
 
     def _width(self) -> int | None:
         if not self._live or self._stream is None:
@@ -106,9 +104,9 @@ def progress_line(steps: int, total: int, rate: float, metrics: Mapping[str, flo
     fields = [f"{steps:,}/{brief(total)} {share}".rstrip(), f"{brief(rate)} steps/s"]
     known = {label: metrics[name] for name, label in _SHOWN.items() if not math.isnan(metrics.get(name, math.nan))}
     fields += [f"{label} {brief(value)}" for label, value in known.items()]
-    loss = loss_of(metrics)
-    if loss is not None:
-        fields.append(f"loss {brief(loss)}")
+    losses = {name: value for name, value in metrics.items() if name.startswith("loss/")}
+    if losses:
+        fields.append(f"loss {brief(losses.get('loss/total', next(iter(losses.values()))))}")
     left = [f"ETA {duration((total - steps) / rate)}"] if rate > 0 and steps < total else []
     while width is not None and len(fields) > 1 and len("  ".join(fields + left)) >= width:
         fields.pop()
@@ -116,14 +114,6 @@ def progress_line(steps: int, total: int, rate: float, metrics: Mapping[str, flo
     if width is not None and len(line) >= width:
         line = fields[0][: max(width - 1, 0)]
     return line
-
-
-def loss_of(metrics: Mapping[str, Any]) -> float | None:
-    """The loss to show: `loss/total`, or else the first loss."""
-    names = [name for name in metrics if name.startswith("loss/")]
-    if not names:
-        return None
-    return float(metrics["loss/total" if "loss/total" in names else names[0]])
 
 
 def brief(value: float) -> str:

@@ -17,10 +17,10 @@ from gymnasium import spaces as gs
 from torch import Tensor, nn
 
 from corral.core.errors import RunFailed, UserError
+from corral.core.log import log_level
 from corral.core.spaces import Leaf
 from corral.core.types import Array
 from corral.nets.actor_critic import ActorCritic
-from corral.runs.evaluate import log_level
 from corral.runs.export.heads import make_head
 from corral.runs.folder import atomic_path
 from corral.runs.load import LoadedPolicy

@@ -46,13 +46,6 @@ class Curve:
     count: Array
 
 
-@dataclass(frozen=True)
-class _Curve:
-    folder: RunFolder
-    x: Array
-    y: Array
-
-
 def plot(runs: str | Path | Sequence[str | Path], path: str | Path, **options: Any) -> Path:
     """Draw learning curves as PNG with a CSV beside it; `options` are those of `draw`."""
     draw([runs] if isinstance(runs, str | Path) else runs, path, **options)
@@ -98,13 +91,15 @@ def draw(
 
 def curves(paths: Sequence[Path], metric: str, axis: Axis = "env_steps", smooth: int = 1) -> list[Curve]:
     """One curve per configuration; each row of a run is the mean of its last `smooth` rows."""
-    folders = [RunFolder.open(path) for path in {Path(path).resolve(): path for path in paths}.values()]
-    groups: dict[str, list[_Curve]] = {}
-    for folder in folders:
-        line = _line(folder, metric, axis, smooth)
-        groups.setdefault(repr(sorted(_settings(folder.config).items())), []).append(line)
-    labels = _labels([lines[0].folder for lines in groups.values()])
-    return [_curve(label, lines) for label, lines in zip(labels, groups.values(), strict=True)]
+    groups: dict[str, list[RunFolder]] = {}
+    for path in {Path(path).resolve(): path for path in paths}.values():
+        folder = RunFolder.open(path)
+        groups.setdefault(repr(sorted(_settings(folder.config).items())), []).append(folder)
+    labels = _labels([folders[0] for folders in groups.values()])
+    return [
+        _curve(label, folders[0].env, [_line(folder, metric, axis, smooth) for folder in folders])
+        for label, folders in zip(labels, groups.values(), strict=True)
+    ]
 
 
 def save_csv(found: Sequence[Curve], path: Path, metric: str, axis: Axis) -> None:
@@ -147,7 +142,7 @@ def save_png(found: Sequence[Curve], path: Path, metric: str, axis: Axis, smooth
     figure.savefig(path, dpi=150)
 
 
-def _line(folder: RunFolder, metric: str, axis: Axis, smooth: int) -> _Curve:
+def _line(folder: RunFolder, metric: str, axis: Axis, smooth: int) -> tuple[Array, Array]:
     columns = read_metrics(folder.metrics_csv)
     if not columns:
         raise UserError(f"{folder.path} has no rows yet: plot it when it has trained for a while.")
@@ -162,7 +157,7 @@ def _line(folder: RunFolder, metric: str, axis: Axis, smooth: int) -> _Curve:
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
     last = np.append(np.diff(x) > 0, True)  # of rows at the same x, the last
-    return _Curve(folder, x[last], y[last])
+    return x[last], y[last]
 
 
 def _nearest(name: str, columns: Mapping[str, Any]) -> str:
@@ -208,16 +203,15 @@ def _labels(folders: Sequence[RunFolder]) -> list[str]:
             for i, label in enumerate(labels)]  # fmt: skip
 
 
-def _curve(label: str, lines: Sequence[_Curve]) -> Curve:
+def _curve(label: str, env: str, lines: Sequence[tuple[Array, Array]]) -> Curve:
     """Mean and range of the runs at every x that at least half of them have reached."""
-    env = lines[0].folder.env
     if len(lines) == 1:
-        x, y = lines[0].x, lines[0].y
+        x, y = lines[0]
         return Curve(label, env, 1, x, y, y, y, np.ones(len(x)))
-    x = np.unique(np.concatenate([line.x for line in lines]))
+    x = np.unique(np.concatenate([x for x, _ in lines]))
     if len(x) > _MAX_POINTS:
         x = np.linspace(x[0], x[-1], _MAX_POINTS)
-    values = np.stack([np.interp(x, line.x, line.y, left=np.nan, right=np.nan) for line in lines])
+    values = np.stack([np.interp(x, *line, left=np.nan, right=np.nan) for line in lines])
     count = np.isfinite(values).sum(0)
     there = 2 * count >= len(lines)
     x, values, count = x[there], values[:, there], count[there]
