@@ -67,11 +67,11 @@ class JsonBinding(Binding):
         self.urls = self._sockets.urls
 
     def poll(self, timeout_s: float) -> list[Event]:
-        heard = self._sockets.poll(0.0 if self._events else timeout_s)
-        gone = {event.wire for event in heard if event.lost is not None}
+        received = self._sockets.poll(0.0 if self._events else timeout_s)
+        gone = {event.wire for event in received if event.lost is not None}
         for wire in gone & self._peers.keys():
             self._free_id(self._peers[wire])
-        for event in heard:
+        for event in received:
             if event.frames is not None:
                 self._read(event.wire, event.frames, event.wire in gone)
             elif event.lost is not None and event.wire in self._peers:  # its last messages are read

@@ -22,11 +22,6 @@ _NO_GUMBEL = Gumbel(np.zeros((0, 0)), np.zeros((0, 0), np.int32), np.zeros((0, 0
 _ALL: Any = slice(None)
 
 
-def same(edges: Array) -> Tree:
-    """Edges that are the environment's actions themselves."""
-    return edges
-
-
 class TreeSearch:
     """Search trees over states, each with up to `leaves` simulations in flight; 1 is the sequential search.
 
@@ -37,7 +32,7 @@ class TreeSearch:
         width: edges per node.
         sims: maximum simulations per search.
         keep: maximum nodes that a tree keeps from one search to the next.
-        to_env: converts edges, or their sampled actions, to environment actions.
+        to_env: converts edges, or their sampled actions, to environment actions; default: they are the same.
         rng: seeds the steps, so that the search cannot foresee the environment's random numbers; None: it can.
     """
 
@@ -52,7 +47,7 @@ class TreeSearch:
         discount: float = 1.0,
         *,
         keep: int = 0,
-        to_env: Callable[[Array], Tree] = same,
+        to_env: Callable[[Array], Tree] = lambda edges: edges,
         rng: np.random.Generator | None = None,
     ):
         if sims < 1 or leaves < 1:

@@ -106,8 +106,8 @@ def select(
     forest: Forest, wanted: Array, leaves: int, puct: Puct | None, gumbel: Gumbel, stochastic: bool,
     discount: float, wave: Wave,
 ) -> int:  # fmt: skip
-    """Start up to `leaves` simulations per tree, at most as many as it wants; return their number. `gumbel` is the rule
-    if `puct` is None, a branch that numba removes; to test `gumbel` as well would count its references at each node.
+    """Start up to `leaves` simulations per tree, at most as many as it wants; returns their number. The rule is
+    `gumbel` if `puct` is None, which numba tests while compiling; a test of `gumbel` would count its references.
 
     A tree starts no more once it reaches an edge that a simulation in flight will expand, or while its root waits for
     results. A simulation that reaches the end of an episode, or a node without legal actions, needs no step and

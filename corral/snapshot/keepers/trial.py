@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any
 
@@ -66,17 +66,16 @@ class Trial:
         """SharedState if another instance, from `make`, changes the walk. With `foresight`: returns a sentence if
         planners would foresee random numbers.
         """
-        name, foreseen, built = type(self._env.unwrapped).__name__, "", None
+        name, foreseen = type(self._env.unwrapped).__name__, ""
         with put_back():
             try:
                 built = make()
                 with contextlib.suppress(Exception):  # what fails there fails in a search as well, with a message
                     foreseen = self._find_foreseen(built) if foresight else ""
-                other = _Other(built, self._keeper, self._kept)
+                other = _planner_acts(built, self._keeper, self._kept)
+                next(other)
             except Exception as error:  # some simulators allow only a few instances
                 log.warning("A second %s for planning cannot be built, so none tests its isolation: %r.", name, error)
-                if built is not None:
-                    built.close()
                 return ""
         try:
             same = self.walk(other) == self._alone
@@ -93,7 +92,7 @@ class Trial:
             "write reseed(seed) beside state_dict()."
         )
 
-    def walk(self, other: _Other | None = None) -> list[Any]:
+    def walk(self, other: Iterator[None] | None = None) -> list[Any]:
         """The results of all steps; after the end of an episode, or an error, the walk begins again and goes on."""
         seen: list[Any] = []
         begin, info, before, step = True, {}, None, self._env.step
@@ -104,7 +103,7 @@ class Trial:
                 self._start()
                 info, before = _mask(self._env), self._rng_state()
             if other is not None:
-                other.act()
+                next(other, None)
             try:
                 obs, reward, terminated, truncated, info = step(legal(action, info))
                 begin = bool(terminated or truncated)
@@ -165,37 +164,33 @@ class Trial:
         return all(one == found[0] for one in found)
 
 
-class _Other:
-    """Another instance: each `act` does with it what a planner does, and nothing else."""
-
-    def __init__(self, env: Env, keeper: StateKeeper | None, kept: Any):
-        self._env, self._keeper, self._kept = env, keeper, kept
-        self._actions, self._acts, self._over, self._closed = sample_actions(env, _STEPS, 1), 0, True, False
-        self._info: dict[str, Any] = {}
+def _planner_acts(env: Env, keeper: StateKeeper | None, kept: Any) -> Generator[None]:
+    """Does with another instance what a planner does, and nothing else, at each `next` after the first."""
+    over, info = True, dict[str, Any]()
+    step = env.step if keeper is None else partial(keeper.step, env)
+    try:
         env.reset(seed=1)  # all were built with seed 0
         unshare(env)
-
-    def act(self) -> None:
-        turn, self._acts = self._acts, self._acts + 1
-        with put_back(), contextlib.suppress(Exception):  # what fails here fails in a search as well, with a message
-            if turn >= _CLOSE_AT:
-                self.close()
-            elif self._over or turn == _BEGIN_AT:
-                if self._keeper is None:
-                    self._env.reset(seed=turn + 1)
+        for turn, action in enumerate(sample_actions(env, _CLOSE_AT, 1)):
+            yield
+            with (
+                put_back(),
+                contextlib.suppress(Exception),
+            ):  # what fails fails in a search as well, with a message
+                if not over and turn != _BEGIN_AT:
+                    over = True  # if it raises
+                    *_, terminated, truncated, info = step(legal(action, info))
+                    over = bool(terminated or truncated)
+                    continue
+                if keeper is None:
+                    env.reset(seed=turn + 1)
                 else:
-                    self._keeper.load(self._env, self._kept)
-                self._over, self._info = False, _mask(self._env)
-            else:
-                self._over, action = True, legal(self._actions[turn], self._info)
-                step = self._env.step if self._keeper is None else partial(self._keeper.step, self._env)
-                *_, terminated, truncated, self._info = step(action)
-                self._over = bool(terminated or truncated)
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._env.close()
+                    keeper.load(env, kept)
+                over, info = False, _mask(env)
+        yield
+    finally:
+        with put_back(), contextlib.suppress(Exception):
+            env.close()
 
 
 def _mask(env: Env) -> dict[str, Any]:

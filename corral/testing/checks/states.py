@@ -225,10 +225,10 @@ def cost(subject: Subject) -> Outcome:
         root, action = snapshots.save(), legal(subject.actions(1)[0], info)
         states = snapshots.states
         size = f"{states.nbytes / 1e3:.3g} kB per state, " if isinstance(states, EnvStates) else ""
-        save_s, _ = _time(lambda: snapshots.drop(snapshots.save()), 1)
+        save_s, _ = time_cycles(lambda: snapshots.drop(snapshots.save()))
         roots, actions = [root] * _ROWS, [action] * _ROWS
         try:
-            expand_s, grown = _time(lambda: snapshots.drop(snapshots.expand(roots, actions).children), _ROWS)
+            expand_s, grown = time_cycles(lambda: snapshots.drop(snapshots.expand(roots, actions).children), _ROWS)
         except EnvFailed as error:
             return "fail", str(error)
     text = f"{size}{save_s * 1e6:.0f} us to save and drop one, {expand_s * 1e6:.0f} us to step from one"
@@ -237,15 +237,17 @@ def cost(subject: Subject) -> Outcome:
     return "pass", f"{text}; memory stays flat"
 
 
-def _time(call: Callable[[], None], rows: int) -> tuple[float, float]:
+def time_cycles(
+    call: Callable[[], None], rows: int = 1, most: int = _CYCLES, seconds: float = _CYCLES_S
+) -> tuple[float, float]:
     """Seconds per row of a call, and the growth of this process in bytes over many calls, after the first ones."""
     begin, before, count = time.perf_counter(), resident_bytes(), 0
-    while count < _CYCLES and time.perf_counter() - begin < _CYCLES_S:
+    while count < most and time.perf_counter() - begin < seconds:
         call()
         count += rows
-        if count - rows < _CYCLES // 4 <= count:
+        if count - rows < most // 4 <= count:
             before = resident_bytes()
-    return (time.perf_counter() - begin) / count, (resident_bytes() - before if count > _CYCLES // 4 else 0.0)
+    return (time.perf_counter() - begin) / count, (resident_bytes() - before if count > most // 4 else 0.0)
 
 
 def _affordable(subject: Subject) -> int:

@@ -13,12 +13,10 @@ Environments need Box observations and episodes of at least ten steps for any ac
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import gymnasium
 import numpy as np
-import psutil
 import pytest
 from gymnasium.wrappers import FrameStackObservation, NormalizeObservation, NormalizeReward, TimeLimit
 
@@ -27,7 +25,7 @@ from corral.core.gym_env import sample_actions
 from corral.planning.snapshots import Snapshots
 from corral.snapshot.rng import find_generators, read_generators, same_state
 from corral.snapshot.states import Level
-from corral.testing.checks.states import FLAT_BYTES, UninterruptedRun, make_step
+from corral.testing.checks.states import FLAT_BYTES, UninterruptedRun, make_step, time_cycles
 
 Env = gymnasium.Env[Any, Any]
 
@@ -180,15 +178,11 @@ class StatesContract:
             np.testing.assert_array_equal(snapshots.load(state), shown)
 
     def test_saves_and_drops_leave_memory_flat(self) -> None:
-        process = psutil.Process(os.getpid())
         with Snapshots(self.make) as snapshots:
-            root = snapshots.save()
-            action = snapshots.states.spec.action_space.sample()
-            before = 0
-            for k in range(self.cycles):
-                snapshots.drop(snapshots.save())
-                if k % 10 == 0:
-                    snapshots.drop(snapshots.expand(root, action).children)
-                if k == self.cycles // 4:
-                    before = process.memory_info().rss
-            assert process.memory_info().rss - before < FLAT_BYTES
+            root, action = snapshots.save(), snapshots.states.spec.action_space.sample()
+
+            def cycle() -> None:
+                snapshots.drop([snapshots.save() for _ in range(10)])
+                snapshots.drop(snapshots.expand(root, action).children)
+
+            assert time_cycles(cycle, 10, self.cycles, np.inf)[1] < FLAT_BYTES
