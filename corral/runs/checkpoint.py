@@ -66,7 +66,14 @@ def save(
     temporary = folder.checkpoints / f"{_TEMPORARY}{target.name}"
     try:
         temporary.mkdir()
-        _write(temporary, state, step, meta)
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            "saved": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "meta": encode(meta, None),
+            "files": write_state(temporary, state, _SEPARATE_FILES),
+        }
+        _write_manifest(temporary, manifest)
         temporary.rename(target)
     except OSError as error:
         _sweep(folder.checkpoints)
@@ -133,17 +140,6 @@ def load_checkpoint(path: str | Path, only: str | None = None) -> tuple[dict[str
     if only is not None and not alone:
         state = branch_of(state, _SEPARATE_FILES[only])
     return state, meta | {"step": manifest["step"]}
-
-
-def _write(path: Path, state: dict[str, Any], step: int, meta: dict[str, Any]) -> None:
-    manifest = {
-        "format": FORMAT,
-        "step": step,
-        "saved": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "meta": encode(meta, None),
-        "files": write_state(path, state, _SEPARATE_FILES),
-    }
-    _write_manifest(path, manifest)
 
 
 def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:

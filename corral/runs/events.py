@@ -33,7 +33,7 @@ class EventLog:
             self._file = io.FileIO(self._path, "ab")  # unbuffered: a line is in the file when add returns
         except OSError as error:
             raise write_failed(self._path, error.strerror) from error
-        if self._path.read_bytes()[-1:] not in (b"", b"\n"):
+        if self._file.tell() and not self._path.read_bytes().endswith(b"\n"):
             append_line(self._path, self._file, b"\n")  # after a line truncated by a kill
 
     def add(self, kind: str, text: str, *, env_steps: int = 0, **fields: Any) -> None:

@@ -168,18 +168,17 @@ def decode(node: Any, arrays: dict[str, tuple[str, Array]], branch: Callable[[st
 
 
 def _kind(node: Any) -> str | None:
-    if isinstance(node, np.ndarray | np.generic):
-        return ("number" if isinstance(node, np.generic) else "numpy") if _dtype_name(node) else None
-    if type(node).__module__.partition(".")[0] == "torch" and hasattr(node, "dtype"):
-        return "torch" if _dtype_name(node) and str(node.layout) == "torch.strided" else None
-    return None
+    """How a checkpoint holds it; None if it cannot."""
+    if _dtype_name(node) is None or str(getattr(node, "layout", "torch.strided")) != "torch.strided":
+        return None
+    return "number" if isinstance(node, np.generic) else "numpy" if isinstance(node, np.ndarray) else "torch"
 
 
 def _dtype_name(array: Any) -> str | None:
     """The safetensors name of the dtype of an array or tensor; None if it has none."""
     if isinstance(array, np.ndarray | np.generic):
         return _NAME_OF.get(array.dtype.newbyteorder("<"))
-    return _NAME_OF_TORCH.get(str(array.dtype))
+    return _NAME_OF_TORCH.get(str(getattr(array, "dtype", None)))
 
 
 def _bytes_of(array: Any, dtype: str) -> Array:

@@ -116,9 +116,12 @@ def resume(
 class LearnerRole:
     """A training loop in its own process."""
 
-    def __init__(self, loop: TrainingLoop, log_level: int):
+    def __init__(
+        self, experiment: Experiment, path: Path, plugins: Plugins, resume: bool, quiet: bool, log_level: int,
+        mailbox: Mailbox,
+    ):  # fmt: skip
         logging.getLogger("corral").setLevel(log_level)
-        self._loop = loop
+        self._loop = TrainingLoop(experiment, RunFolder.open(path), plugins, resume=resume, quiet=quiet)
 
     def run(self) -> dict[str, Any]:
         result = asdict(self._loop.run())
@@ -135,8 +138,11 @@ def _run_supervised(
             log.add(kind, text, env_steps=int(read_metrics(folder.path, last_bytes=1 << 16).get("env_steps", [0])[-1]))
         _log.warning("%s", text)
 
-    level = logging.getLogger("corral").getEffectiveLevel()
-    make = partial(_make_learner, experiment, folder.path, plugins, resume, quiet, level)
+    def make(start: int) -> MakeRole:
+        again = resume or (start > 0 and any(folder.checkpoints.glob("*")))
+        level = logging.getLogger("corral").getEffectiveLevel()
+        return partial(LearnerRole, experiment, folder.path, plugins, again, quiet, level)
+
     try:
         plugins.require_portable()
         with contextlib.closing(ProcessRuntime()) as runtime:
@@ -163,19 +169,6 @@ def _supervise(runtime: ProcessRuntime, learner: SupervisedRole, folder: RunFold
                     return Result(**result | {"run_dir": folder.path})
                 except RoleLost as lost:
                     learner.mark_lost(str(lost))
-
-
-def _make_learner(
-    experiment: Experiment, path: Path, plugins: Plugins, resume: bool, quiet: bool, log_level: int, start: int
-) -> MakeRole:
-    resume = resume or (start > 0 and any(path.glob("checkpoints/*")))
-
-    def make(mailbox: Mailbox) -> LearnerRole:
-        return LearnerRole(
-            TrainingLoop(experiment, RunFolder.open(path), plugins, resume=resume, quiet=quiet), log_level
-        )
-
-    return make
 
 
 @contextlib.contextmanager

@@ -87,7 +87,12 @@ class TrainingLoop:
                 with contextlib.suppress(Exception):
                     self._callbacks.on_end(run)
                 raise
-            self._record_end(run)
+            if run.stop_reason is None and not self._topology.learner.version:
+                self._note(
+                    "not_trained", "the network was never updated, the run ended before a first batch: raise steps"
+                )
+            kind = "finished" if run.stop_reason is None else "stopped"
+            self._events.add(kind, run.stop_reason or "", env_steps=run.steps)
             self._callbacks.on_end(run)
             return self._result(run)
 
@@ -162,14 +167,6 @@ class TrainingLoop:
             log.info("backend=%s is not used: the simulators at %s run elsewhere", experiment.backend, experiment.env)
         if self._callbacks.uses("on_rollout") and not topology.sees_rollouts:
             self._note("no_rollouts", f"on_rollout is not called: {experiment.topology} trajectories stay in workers")
-
-    def _record_end(self, run: ActiveRun) -> None:
-        topology = self._topology
-        if run.stop_reason is None and not topology.learner.version:
-            self._note("not_trained", "the network was never updated, the run ended before a first batch: raise steps")
-        self._events.add(
-            "finished" if run.stop_reason is None else "stopped", run.stop_reason or "", env_steps=run.steps
-        )
 
     def _note(self, kind: str, text: str) -> None:
         topology: Topology | None = getattr(self, "_topology", None)  # it also calls this while it is built

@@ -230,18 +230,16 @@ class ParamServerProcess:
             del self._arrived[member]
         self._next_group = group + 1
         self._change.notify_all()
-        self._apply_mean(group, list(pushes.values()))
-
-    def _apply_mean(self, group: int, pushes: Sequence[_Push]) -> None:
-        grads = [(push.grad, push.rows) for push in pushes if push.grad is not None]
+        grads = [(push.grad, push.rows) for push in pushes.values() if push.grad is not None]
+        lr = list(pushes.values())[-1].lr
         if len(grads) == 1:
-            self._apply(group, grads[0][0], pushes[-1].lr)
+            self._apply(group, grads[0][0], lr)
         elif grads:
             total = np.float32(sum(rows for _, rows in grads))
             whole = np.zeros(self._parts[group].weights.numel(), np.float32)
             for grad, rows in grads:
                 whole += grad * np.float32(rows) if total else grad
-            self._apply(group, whole / total if total else whole, pushes[-1].lr)
+            self._apply(group, whole / total if total else whole, lr)
 
     def _apply(self, group: int, grad: Array, lr: float) -> None:
         self._parts[group].apply(grad, lr)

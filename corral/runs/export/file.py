@@ -132,9 +132,9 @@ def _compare(module: PolicyModule, loaded: LoadedPolicy, run: Run) -> tuple[floa
         state = policy.initial_state(n)
         for _ in range(_STEPS):
             inputs = _random_inputs(module, loaded, n, rng)
-            if module.inputs[-1].name == "first":
-                inputs[-2] = np.asarray(state)
-            first = inputs[-1] if module.inputs[-1].name == "first" else np.zeros(n, bool)
+            first = np.zeros(n, bool)
+            if loaded.recurrent:
+                inputs[-2], first = np.asarray(state), inputs[-1]
             action, state, _ = policy.act(layout.unflatten(inputs[:count]), state, first)
             wanted = loaded.spec.action.flatten(action) + ([state] if state is not None else [])
             worst = float(np.maximum(worst, _difference(module, inputs, run(inputs), wanted)))  # NaN stays
