@@ -120,7 +120,7 @@ planning/snapshots <- planning/snapshot
 planning/action_set <- planning/action_set, planning/mcts/priors
 planning/planner <- planning/planner, planning/evaluator, planning/reward_scale
 planning/shooting <- planning/shooting, planning/mppi, planning/values
-planning/arena <- planning/arena, planning/search_player
+planning/search_player <- planning/search_player, planning/arena
 planning/mcts/selection <- planning/mcts/selection, planning/mcts/puct
 planning/mcts/tree <- planning/mcts/expansion, planning/mcts/backup, planning/mcts/reuse
 planning/mcts/evaluation <- planning/mcts/evaluation, planning/mcts/rollouts

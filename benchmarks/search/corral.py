@@ -11,13 +11,14 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.search.board import boards_of, count_games
 from benchmarks.search.engine import Work, measure
+from benchmarks.search.playouts import RandomPlayouts
 from benchmarks.search.task import C_INIT, Array, Problem, SearchTask
 from corral import __version__
 from corral.core.types import Tree
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.nets.numpy_mlp import NumpyMlp
 from corral.planning.action_set import Choices
-from corral.planning.mcts.evaluation import Evaluate, RandomPlayouts, uniform_evaluation
+from corral.planning.mcts.evaluation import Evaluate, uniform_evaluation
 from corral.planning.mcts.network import FunctionEvaluation
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct

@@ -45,7 +45,8 @@ class NumpyMlp:
         if x.shape[1] != self._weights[0].shape[1]:  # compiled code does not check
             raise ValueError(f"A network of {self._weights[0].shape[1]} inputs got rows of {x.shape[1]}.")
         if self._small:
-            return kernels.forward(np.ascontiguousarray(x), self._layers, self._tanh)
+            outputs: Array = kernels.forward(np.ascontiguousarray(x), self._layers, self._tanh)
+            return outputs
         return self.forward(x)[-1]
 
     def apply(self, x: Tensor) -> Tensor:

@@ -6,9 +6,7 @@ passes over its memory once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +14,7 @@ from corral.core.jit import compiled
 from corral.core.types import Array
 
 # Sums may be reordered for vectorisation; NaN and infinity are preserved.
-_compiled: Any = partial(compiled, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
+_compiled = partial(compiled, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
 
 # tanh(x) = x P(x^2) / Q(x^2) within 2e-7, constant beyond `_FLAT`; the coefficients are those of Eigen's ptanh.
 _FLAT = np.float32(7.90531110763549805)
@@ -33,7 +31,8 @@ _Q0, _Q2, _Q4, _Q6 = (
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
-def _add_bias_tanh(x: Array, bias: Array) -> None:
+@_compiled
+def add_bias_tanh(x: Array, bias: Array) -> None:
     """`x = tanh(x + bias)` for rows `[n, m]`."""
     for i in range(x.shape[0]):
         row = x[i]
@@ -46,7 +45,8 @@ def _add_bias_tanh(x: Array, bias: Array) -> None:
             row[j] = p / (((_Q6 * s + _Q4) * s + _Q2) * s + _Q0)
 
 
-def _add_bias_relu(x: Array, bias: Array) -> None:
+@_compiled
+def add_bias_relu(x: Array, bias: Array) -> None:
     """`x = max(x + bias, 0)` for rows `[n, m]`."""
     for i in range(x.shape[0]):
         row = x[i]
@@ -55,7 +55,8 @@ def _add_bias_relu(x: Array, bias: Array) -> None:
             row[j] = _ZERO if v < _ZERO else v  # NaN stays NaN
 
 
-def _times_tanh_slope(grad: Array, out: Array) -> None:
+@_compiled
+def times_tanh_slope(grad: Array, out: Array) -> None:
     """`grad *= 1 - out^2`, the slope of `tanh` where it gave `out`."""
     for i in range(grad.shape[0]):
         grad_row, out_row = grad[i], out[i]
@@ -63,12 +64,8 @@ def _times_tanh_slope(grad: Array, out: Array) -> None:
             grad_row[j] *= _ONE - out_row[j] * out_row[j]
 
 
-add_bias_tanh: Callable[[Array, Array], None] = _compiled(_add_bias_tanh)
-add_bias_relu: Callable[[Array, Array], None] = _compiled(_add_bias_relu)
-times_tanh_slope: Callable[[Array, Array], None] = _compiled(_times_tanh_slope)
-
-
-def _forward(x: Array, layers: tuple[tuple[Array, Array], ...], tanh: bool) -> Array:
+@_compiled
+def forward(x: Array, layers: tuple[tuple[Array, Array], ...], tanh: bool) -> Array:
     """A network's outputs for rows `[n, inputs]`; each row is computed independently of the others."""
     last = len(layers) - 1
     for k in range(len(layers)):
@@ -94,10 +91,8 @@ def _forward(x: Array, layers: tuple[tuple[Array, Array], ...], tanh: bool) -> A
     return x
 
 
-forward: Callable[[Array, tuple[tuple[Array, Array], ...], bool], Array] = _compiled(_forward)
-
-
-def _adam(
+@_compiled
+def adam(
     weights: Array, grad: Array, mean: Array, square: Array,
     betas: tuple[float, float], steps: int, lr: float, eps: float,
 ) -> None:  # fmt: skip
@@ -115,10 +110,8 @@ def _adam(
         weights[i] -= rate * mean[i] / (np.sqrt(square[i]) * scale + small)
 
 
-adam: Callable[..., None] = _compiled(_adam)
-
-
-def _choose(logits: Array, sizes: Array, race: Array, action: Array, log_prob: Array) -> None:
+@_compiled
+def choose(logits: Array, sizes: Array, race: Array, action: Array, log_prob: Array) -> None:
     """Sample each of several choices per row by the exponential race `argmax p_i / e_i`, with `race` drawn from Exp(1).
 
     Writes the choices into `action[:, k]`, and the sum of their log-probabilities into `log_prob`.
@@ -140,6 +133,3 @@ def _choose(logits: Array, sizes: Array, race: Array, action: Array, log_prob: A
             total += logits[i, picked] - top - np.log(mass)
             start += sizes[k]
         log_prob[i] = total
-
-
-choose: Callable[[Array, Array, Array, Array, Array], None] = _compiled(_choose)

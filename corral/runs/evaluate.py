@@ -291,8 +291,8 @@ def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Ev
 
 def solved_fraction(loaded: LoadedPolicy, sims: int | None = None) -> tuple[float, int]:
     """Fraction of correct moves in the game's solved positions, and their number; default: the run's sims."""
-    from corral.planning.arena import SearchPlayer
     from corral.planning.planner import make_evaluation
+    from corral.planning.search_player import SearchPlayer
     from corral.planning.search_policy import Search
 
     experiment = loaded.experiment

@@ -3,16 +3,18 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.scripted_states import ScriptedStates
 
+from benchmarks.search.playouts import RandomPlayouts
 from corral.core.errors import RunFailed, UserError
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.action_set import Choices, choose_action_set
 from corral.planning.config import SearchConfig
-from corral.planning.mcts.evaluation import LeafValues, RandomPlayouts, RolloutEvaluation, uniform_evaluation
+from corral.planning.mcts.evaluation import LeafValues, RolloutEvaluation, uniform_evaluation
 from corral.planning.mcts.forest import make_forest
 from corral.planning.mcts.gumbel import visits_in_order
 from corral.planning.mcts.root import draw_gumbel, gumbel_result, mix_noise, root_values, visit_policy
@@ -312,12 +314,11 @@ def test_rerooted_tree_keeps_its_statistics(leaves):
 
 COUNTS = """
 import numpy as np
+from benchmarks.search.playouts import RandomPlayouts
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.planning.action_set import Choices, choose_action_set
 from corral.planning.config import SearchConfig
-from corral.planning.mcts.evaluation import RandomPlayouts
 from corral.planning.mcts.selection import Puct
-from corral.planning.mcts.evaluation import RolloutEvaluation
 from corral.planning.mcts.root import draw_gumbel
 from corral.planning.mcts.search import TreeSearch
 
@@ -342,8 +343,9 @@ for seed in (0, 1):
 def test_the_kernels_as_plain_python_find_the_same():
     def run(environment):
         done = subprocess.run(
-            [sys.executable, "-c", COUNTS], env=dict(os.environ, **environment), capture_output=True, text=True
-        )
+            [sys.executable, "-c", COUNTS], env=dict(os.environ, **environment), capture_output=True, text=True,
+            cwd=Path(__file__).parents[2],
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from benchmarks.search.playouts import RandomPlayouts
 from corral.core.errors import UserError
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.suites.games.tictactoe import TICTACTOE, best_moves
-from corral.planning.mcts.evaluation import RandomPlayouts, uniform_evaluation
+from corral.planning.mcts.evaluation import uniform_evaluation
 from corral.planning.mcts.search import TreeSearch
 from corral.planning.mcts.selection import Puct
 

@@ -5,14 +5,12 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks.search.match import Match, openings, play_match
 from corral.core.errors import UserError
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.suites.games.players import Random, make_player
 from corral.envs.suites.games.rollout_mcts import RolloutMcts
 from corral.envs.suites.games.tictactoe import TICTACTOE
-from corral.planning.arena import Match, SearchPlayer, openings, play_match
-from corral.planning.config import SearchConfig
-from corral.planning.mcts.evaluation import RandomPlayouts
 
 
 def first_legal(positions, rng):
@@ -103,21 +101,6 @@ def test_perfect_players_of_tictactoe_draw_and_beat_chance():
     drawn = play_match(TICTACTOE, perfect, perfect, 20, rng, opening=0)
     assert (drawn.wins, drawn.draws, drawn.losses) == (0, 20, 0)
     assert play_match(TICTACTOE, perfect, Random(TICTACTOE), 40, rng, opening=0).losses == 0
-
-
-@pytest.mark.parametrize("root", ["gumbel", "puct"])
-def test_a_search_plays_all_boards_at_once_and_beats_chance(root):
-    def make(states, actions):
-        return RandomPlayouts(states, 0)
-
-    player = SearchPlayer(CONNECT4, make, 200, SearchConfig(root_selection=root), boards=7)  # so they play in turns
-    rng = np.random.default_rng(0)
-    match = play_match(CONNECT4, player, Random(CONNECT4), 20, rng)
-    assert match.wins >= 18
-    win = CONNECT4.start(1)
-    for move in (0, 6, 1, 6, 2, 5):
-        CONNECT4.move(win, np.array([move]))
-    assert player(np.repeat(win, 9, axis=0), rng).tolist() == [3] * 9
 
 
 def test_the_same_generator_repeats_a_match():
