@@ -74,11 +74,11 @@ _OFTEN = {"eval_every": "2000", "eval_episodes": "20"}
 _EXPERT = _OFTEN | {"search_mode": "expert", "random_action_fraction": "0.2"}
 _FROM_PIXELS = {
     "ppo": {
-        "steps": "16384", "num_envs": "8", "num_steps": "64", "num_minibatches": "4", "update_epochs": "4",
+        "steps": "10240", "num_envs": "8", "num_steps": "64", "num_minibatches": "4", "update_epochs": "4",
         "learning_rate": "5e-4", "eval_every": "1024", "eval_episodes": "10",
     },
     "dqn": {
-        "steps": "16384", "num_envs": "8", "batch_size": "32", "buffer_size": "10000", "learning_starts": "1000",
+        "steps": "10240", "num_envs": "8", "batch_size": "32", "buffer_size": "10000", "learning_starts": "1000",
         "train_frequency": "4", "target_update_period": "100", "exploration_fraction": "0.3",
         "learning_rate": "5e-4", "eval_every": "1024", "eval_episodes": "10",
     },
