@@ -56,8 +56,10 @@ def test_second_learner_at_a_url_ends_with_one_sentence(scheme, sims, caplog):
     sims.append(Sim(CountingEnv, url))
     with corral.make_vec(url, 1) as vec, ThreadPoolExecutor() as pool:
         second = pool.submit(corral.make_vec, url, 1, env_kwargs={"reconnect_s": 4.0})  # other options: another fleet
-        while not second.done():
-            play(vec, 1)
+        batch = vec.recv()
+        while not second.done():  # the first one goes on
+            vec.send(batch.env_ids, np.zeros(1, np.int64))
+            batch = vec.recv()
         with pytest.raises(UserError, match=f"^Another learner listens at {url}"):
             second.result()
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
