@@ -40,6 +40,12 @@ _SEARCH = (
     "lab = stack.enter_context(case.Lab(folder / 'problem.npz', sys.executable)); "
     "entries = case.make_cases([{name!r}], 100, lab)[0].entries"
 )
+# From images, in bf16 in both trees.
+_PONG = (
+    "training = load('training.cases', 'training'); training.ENV = 'ALE/Pong-v5'; "
+    "build = training.partial(training.Training, {algo!r}, 8, precision='bf16', **({settings})); "
+    "entries = [training.Entry('corral', 'corral', build)]"
+)
 CASES: dict[str, tuple[str, str]] = {
     **{
         f"sampling-{backend}": (
@@ -55,6 +61,8 @@ CASES: dict[str, tuple[str, str]] = {
         algo: (f"entries = load('training.scaling', 'scaling').make_case({algo!r}).entries", "corral, 1 actor x 32")
         for algo in ("appo", "impala")
     },
+    "ppo-pong": (_PONG.format(algo="ppo", settings="{'num_steps' if moved else 'length': 128}"), "corral"),
+    "dqn-pong": (_PONG.format(algo="dqn", settings="{'learning_starts': 100}"), "corral"),
     "replay": ("entries = load('replay', 'replay').make_cases()[0].entries", "corral"),
     "link": (
         "noop = load('link.sims', 'link_sims').compile_noop(folder); "
