@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 COMMA := ,
+# The tests start hundreds of processes; without compiled modules each would compile Corral anew.
+export PYTHONDONTWRITEBYTECODE =
 # Show pip's output only if it fails.
 INSTALL = $(BIN)/python -m pip install $(1) > .venv/install.log 2>&1 || { cat .venv/install.log; exit 1; }
 

@@ -45,7 +45,8 @@ def python_blocks():
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for k, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)):
             if not code.startswith("# not run"):
-                yield pytest.param(code, id=f"{page.name}-{k}")
+                several = page.name in ("data_parallel.md", "scaling.md")  # processes, which take seconds to start
+                yield pytest.param(code, id=f"{page.name}-{k}", marks=pytest.mark.slow if several else [])
 
 
 def run_script(folder):

@@ -21,6 +21,8 @@ class TestLocal(VecEnvContract, SupervisionContract):
 
 
 class TestProcess(VecEnvContract):
+    slow_tests = r".*\[67108864\]"
+
     def make(self, factory, num_envs, seed=0):
         return corral.make_vec(factory, num_envs, "process", workers=2, seed=seed)
 

@@ -35,7 +35,7 @@ def samples(env, backend, seed=0, workers=2):
         return [repr(space.sample()) for space in drawn for _ in range(5)]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["process", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
 @pytest.mark.parametrize("bits", [None, np.random.MT19937, pytest.param(np.random.SFC64, marks=pytest.mark.slow)])
 def test_spaces_keep_the_seed_that_the_env_gave_them(backend, bits):
     expected = samples(lambda: Nested(4, bits), "local")

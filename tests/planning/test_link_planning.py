@@ -92,8 +92,8 @@ def test_search_in_cpp_simulators_equals_in_process(make):
     assert isinstance(states, LinkStates)
     assert (states.level, states.players) == (Level.PORTABLE, 2)
     boards, rng, batch = CONNECT4.start(6), np.random.default_rng(0), vec.recv()
-    remote, local = searcher(states, 6, 120), searcher(here, 6, 120)
-    for _ in range(12):
+    remote, local = searcher(states, 6, 60), searcher(here, 6, 60)
+    for _ in range(6):
         roots = states.save(batch.env_ids)
         assert states.look(roots).legal.tolist() == CONNECT4.look(boards)[1].tolist()
         found, expected = remote.run(roots, Puct()), local.run(here.put(boards), Puct())

@@ -264,7 +264,9 @@ def _block(path, settings):
     train(path, callbacks=[Blocking()], **settings)
 
 
-@pytest.mark.parametrize("settings", [{}, GUARDED], ids=["caller", "own-process"])
+@pytest.mark.parametrize(
+    "settings", [pytest.param({}, id="caller", marks=pytest.mark.slow), pytest.param(GUARDED, id="own-process")]
+)
 def test_two_ctrl_c_end_a_run_whose_callback_blocks(tmp_path, settings):
     context = multiprocessing.get_context("forkserver")  # has imported torch already, which takes seconds
     context.set_forkserver_preload(["corral.runs.train", "corral.runs.training_loop", "corral.algos.ppo"])

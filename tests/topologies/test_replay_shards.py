@@ -55,14 +55,14 @@ def test_killed_shard_comes_back_empty():
     topology = make(notes, runtime="process", replay_shards=2, actors=1)
 
     def kill(topology):
-        if topology.env_steps > 3000 * (1 + len(killed)) and len(killed) < 2:
+        if topology.env_steps > 1500 * (1 + len(killed)) and len(killed) < 2:
             victim = next(part for part in topology.processes() if part["name"] == f"replay {len(killed)}")
             if victim["pid"]:
                 os.kill(victim["pid"], signal.SIGKILL)
                 killed.append(topology.learner.version)
 
     try:
-        run(topology, 12_000, kill)
+        run(topology, 7_000, kill)
         assert topology.learner.version > killed[-1] + 100
         assert topology.metrics()["store/shards"] == 2
         while any(call.method == "put" for member in topology.store.members for call in member.calls):
@@ -78,7 +78,7 @@ def test_killed_shard_comes_back_empty():
 def test_shards_are_part_of_the_state():
     first = make(runtime="process", replay_shards=2, actors=1)
     try:
-        run(first, 4000)
+        run(first, 2500)
         state = first.state_dict()
         sizes = first.metrics()["store/size"]
     finally:
@@ -86,13 +86,13 @@ def test_shards_are_part_of_the_state():
     second = make(runtime="process", replay_shards=2, actors=1)
     try:
         second.load_state_dict(state)
-        assert second.metrics()["store/size"] >= sizes > 3000
+        assert second.metrics()["store/size"] >= sizes > 1500
         again = second.store.state_dict()["shards"]
         for k in ("0", "1"):
             for name, value in state["store"]["shards"][k].items():
                 if isinstance(value, np.ndarray):
                     np.testing.assert_array_equal(again[k][name], value)
-        run(second, 5000)
+        run(second, 3000)
     finally:
         second.close()
 
