@@ -37,7 +37,7 @@ MARKS = {
 """Table -> lines before and after it in BENCHMARKS.md."""
 _MEASURES = {"train100": "mean of 100 training episodes", "eval": "evaluation"}
 _HEAD = ("task", "algorithm", "bar", "within", "seeds", "reached after, steps", "seconds", "at the end", "run, s",
-         "simulator steps", "games won", "bytes per update")  # fmt: skip
+         "simulator steps", "games won", "bytes per update", "encoder in")  # fmt: skip
 _ALWAYS = 9  # columns that are always shown; the others only if a claim has a value for them
 
 
@@ -101,6 +101,7 @@ def _row(finding: Finding) -> tuple[str, ...]:
         _spread([trial.simulator_steps for trial in done if trial.simulator_steps is not None], ",.0f"),
         _spread([trial.won for trial in trials if trial.won is not None], ".1%"),
         _bytes([trial.bytes_per_update for trial in trials if trial.bytes_per_update is not None]),
+        ", ".join(dict.fromkeys(trial.precision for trial in trials if trial.precision)) or "-",
     )
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class Trial:
     """Simulator steps used by searches until the bar was reached."""
     won: float | None = None
     """For games: fraction of the last evaluation's episodes that were won."""
+    precision: str | None = None
+    """Where precisions are compared: that of the image encoder, which `auto` chose."""
 
 
 @dataclass(frozen=True)
@@ -114,16 +116,18 @@ def read_trial(claim: Claim, seed: int, run_dir: Path) -> Trial:
         float(rows["wall_s"][-1]),
         float(rows["exchange/bytes_per_update"][-1]) if "exchange/bytes_per_update" in rows else None,
         int(rows[_SEARCHED][reached[0]]) if _SEARCHED in rows and len(reached) else None,
-        _share_won(run_dir) if claim.game else None,
+        float(np.mean([outcome > 0 for outcome in _saved(run_dir)["evaluation"]["returns"]])) if claim.game else None,
+        _saved(run_dir)["precision"] if claim.table == "precision" else None,
     )
 
 
-def _share_won(run_dir: Path) -> float:
+def _saved(run_dir: Path) -> dict[str, Any]:
+    """What the last checkpoint says of the run."""
     from corral.runs import checkpoint
     from corral.runs.folder import RunFolder
 
     _, meta = checkpoint.load(RunFolder.open(run_dir), "latest", only=checkpoint.POLICY)
-    return float(np.mean([outcome > 0 for outcome in meta["evaluation"]["returns"]]))
+    return meta
 
 
 @dataclass
