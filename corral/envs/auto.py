@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from corral.core.gym_env import EnvFactory, build_env, legal, seeded_reset, unpack_step
 from corral.envs.supervision import IDLE, Watchdog
 
-_PROBE_S = 0.2
-_PROBE_STEPS = 2000
+_ROUNDS = 4
+_ROUND_S, _SPIN_S = 0.05, 0.02
+_ROUND_STEPS = 500
 # Overhead per step of a whole batch in worker processes: messages, wake-ups and cold caches.
 _PROCESS_BATCH_S = 300e-6
 # Minimum gain before worker processes are chosen, so that noise does not decide.
@@ -21,7 +22,7 @@ _WAITING_SHARE = 0.5
 
 @dataclass(frozen=True)
 class StepCost:
-    """Wall-clock and CPU seconds per step of one environment."""
+    """Wall-clock and CPU seconds per step of one environment, on a core of its own."""
 
     wall_s: float
     cpu_s: float
@@ -37,7 +38,10 @@ class Choice:
 
 
 def measure(factory: EnvFactory, name: str, timeout_s: float) -> StepCost | None:
-    """Step one environment with random actions for 0.2 s; None if its steps fail."""
+    """Step one environment with random actions for 0.2 s; None if its steps fail.
+
+    Time for which other processes have the core is not waiting: a loop that only computes measures how much that is.
+    """
     mark = [IDLE]
     env, spec = build_env(factory, name)
     watchdog = Watchdog(mark, timeout_s)
@@ -46,17 +50,27 @@ def measure(factory: EnvFactory, name: str, timeout_s: float) -> StepCost | None
         _, info = seeded_reset(env, 0)
         spec.action_space.seed(0)
         actions = [spec.action_space.sample() for _ in range(64)]
-        wall, cpu, steps = time.perf_counter(), time.process_time(), 0
-        while steps < _PROBE_STEPS and time.perf_counter() - wall < _PROBE_S:
-            try:
-                result = env.step(legal(actions[steps % 64], info))
-            except Exception:
-                return None  # the backend handles the fault
-            _, _, terminated, truncated, info = unpack_step(result, name)
-            steps += 1
-            if terminated or truncated:
-                _, info = env.reset()
-        return StepCost((time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps)
+        wall_s = cpu_s = spin_wall_s = spin_cpu_s = 0.0
+        steps = 0
+        for _ in range(_ROUNDS):
+            wall, cpu, first = time.perf_counter(), time.process_time(), steps
+            while steps - first < _ROUND_STEPS and time.perf_counter() - wall < _ROUND_S:
+                try:
+                    result = env.step(legal(actions[steps % 64], info))
+                except Exception:
+                    return None  # the backend handles the fault
+                _, _, terminated, truncated, info = unpack_step(result, name)
+                steps += 1
+                if terminated or truncated:
+                    _, info = env.reset()
+            wall_s, cpu_s = wall_s + time.perf_counter() - wall, cpu_s + time.process_time() - cpu
+            wall, cpu = time.perf_counter(), time.thread_time()
+            while time.perf_counter() - wall < _SPIN_S:
+                pass
+            spin_wall_s, spin_cpu_s = spin_wall_s + time.perf_counter() - wall, spin_cpu_s + time.thread_time() - cpu
+        shared = max(1.0, spin_wall_s / max(spin_cpu_s, 1e-9))  # wall-clock seconds for a second of computing
+        waiting_s = max(0.0, wall_s - shared * cpu_s)
+        return StepCost((cpu_s + waiting_s) / steps, cpu_s / steps)
     finally:
         watchdog.close()
         with contextlib.suppress(Exception):

@@ -41,6 +41,7 @@ _SEPARATE_FILES = {POLICY: ("trainer", "learner", "model"), _REPLAY: ("trainer",
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step_(\d+)(?:_(\d+))?")
 _TEMPORARY = ".tmp-"
+_LARGE = 1 << 20  # bytes of a replay buffer that is kept once
 _ATTEMPTS = 5
 
 _log = logging.getLogger("corral.runs")
@@ -55,9 +56,10 @@ def save(
 ) -> Path:
     """Write a checkpoint, point `latest` (and `best`, if set) to it, and remove all but the last `keep`.
 
-    The target of `best` is never removed, but loses its replay buffer once it is not one of the last. Checkpoints after
-    `step` are left over from before a resume and are removed. Only the process that has locked the run may call this.
-    RunFailed if the disk is full.
+    The target of `best` is never removed. Only the new one keeps its replay buffer, if that is large: a run that has to
+    resume from an earlier one, because this is broken, starts with an empty buffer. Checkpoints after `step` are left
+    over from before a resume and are removed. Only the process that has locked the run may call this. RunFailed if the
+    disk is full.
     """
     folder.checkpoints.mkdir(exist_ok=True)
     _sweep(folder.checkpoints)
@@ -232,10 +234,10 @@ def _prune(checkpoints: Path, newest: Path, keep: int) -> None:
     step = _order(newest.name)[0]
     past = sorted((n for n in _listed(checkpoints) if _order(n)[0] < step), key=_order)
     last = past[len(past) - max(keep - 1, 0) :]
-    if best_name and best_name not in (newest.name, *last):
-        _drop_replay(best)
     for name in _listed(checkpoints):
-        if name not in (newest.name, best_name, *last):
+        if name in (best_name, *last) and name != newest.name:
+            _drop_replay(checkpoints / name)
+        elif name != newest.name:
             # Renamed first, so that a removal that is killed leaves no broken checkpoint.
             with contextlib.suppress(OSError):
                 (checkpoints / name).rename(checkpoints / f"{_TEMPORARY}{name}")
@@ -243,13 +245,14 @@ def _prune(checkpoints: Path, newest: Path, keep: int) -> None:
 
 
 def _drop_replay(path: Path) -> None:
-    """Remove the replay buffer from a checkpoint; the manifest first, so that it is valid at all times."""
+    """Remove a large replay buffer from a checkpoint; the manifest first, so that it is valid at all times."""
     with contextlib.suppress(OSError, BrokenCheckpoint):
         manifest = _read_manifest(path)
-        files = {name: facts for name, facts in manifest["files"].items() if name not in files_of(_REPLAY)}
-        if files != manifest["files"]:
+        files, replay = dict(manifest["files"]), files_of(_REPLAY)
+        if sum(files[name]["size"] for name in replay if name in files) > _LARGE:
+            files = {name: facts for name, facts in files.items() if name not in replay}
             _write_manifest(path, manifest | {"files": files})
-        for name in files_of(_REPLAY):
+        for name in set(replay) - set(files):
             (path / name).unlink(missing_ok=True)
 
 

@@ -205,6 +205,43 @@ def test_auto_follows_the_measured_cost(wall, cpu, envs, workers, cores, backend
     assert (choice.backend, choice.workers) == (backend, count)
 
 
+class SharedCore:
+    """Clocks of a process that has its core for a third of the time."""
+
+    wall = cpu = 0.0
+
+    def perf_counter(self):
+        self.compute(1e-5)
+        return self.wall
+
+    def process_time(self):
+        return self.cpu
+
+    thread_time = process_time
+
+    def compute(self, seconds):
+        self.cpu += seconds
+        self.wall += 3 * seconds
+
+    def sleep(self, seconds):
+        self.wall += seconds
+
+
+@pytest.mark.parametrize(("what", "workers"), [("compute", 2), ("sleep", 8)])
+def test_auto_does_not_take_preemption_for_waiting(monkeypatch, what, workers):
+    clocks = SharedCore()
+
+    class Busy(CountingEnv):
+        def step(self, action):
+            getattr(clocks, what)(3e-3)
+            return super().step(action)
+
+    monkeypatch.setattr(auto, "time", clocks)
+    cost = auto.measure(Busy, "Busy", 10.0)
+    assert cost.wall_s == pytest.approx(3e-3, rel=0.1)
+    assert auto.choose(cost, 8, None, 2).workers == workers
+
+
 def test_a_time_limit_of_the_id_is_kept():
     with corral.make_vec("Pendulum-v1", 1, "local") as vec:
         assert vec.spec.max_episode_steps == 200

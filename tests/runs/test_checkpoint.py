@@ -215,19 +215,27 @@ def test_a_policy_that_was_changed_is_noticed(run):
     assert load(run, only=POLICY)[1]["step"] == load(run)[1]["step"] == 1
 
 
-def test_best_checkpoint_drops_its_replay(run):
+LARGE = 200_000
+
+
+def test_only_the_newest_checkpoint_keeps_a_large_replay(run):
     for step in range(1, 5):
-        save(run, whole_state(step), step, {}, keep=2, best=step == 1)
-        held = (run.checkpoints / "best" / "replay.safetensors").exists()
-        assert held == (step < 3)
-        expected = whole_state(1, replay=100 if held else None)
-        assert same(load(run, "best")[0], expected)
-        assert same(load(run)[0], whole_state(step))
+        save(run, whole_state(step, LARGE), step, {}, keep=3, best=step == 1)
+        assert len(list(run.checkpoints.glob("step_*/replay.safetensors"))) == 1
+        assert same(load(run)[0], whole_state(step, LARGE))
+        assert same(load(run, "best")[0], whole_state(1, LARGE if step == 1 else None))
+    assert same(load(run, "step_000000003")[0], whole_state(3, None))
     assert load(run, "best", only=POLICY)[1]["step"] == 1
 
 
+def test_earlier_checkpoints_keep_a_small_replay(run):
+    for step in range(1, 3):
+        save(run, whole_state(step), step, {}, keep=2)
+    assert same(load(run, "step_000000001")[0], whole_state(1))
+
+
 def test_best_checkpoint_is_complete_while_replay_is_dropped(run):
-    save(run, whole_state(1), 1, {}, keep=1, best=True)
+    save(run, whole_state(1, LARGE), 1, {}, keep=1, best=True)
     kept = {file.name: file.read_bytes() for file in (run.checkpoints / "best").iterdir()}
     save(run, whole_state(2), 2, {}, keep=1)
     for name, content in kept.items():  # as if it had been killed before it removed the files
