@@ -61,6 +61,9 @@ class VecEnv(ABC):
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         """Results of environments in flight."""
 
+    continued: Array | None = None
+    """[num_envs] bool: environments that cannot be reset, whose episode went on when they last were; None: none."""
+
     def linger(self, min_ready: int, timeout_s: float) -> None:  # noqa: B027 - others step within `recv`
         """Wait for `min_ready` results or until the time is up, so that `recv(min_ready=1)` returns larger batches."""
 

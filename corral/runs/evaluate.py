@@ -20,6 +20,7 @@ from corral.core.errors import UserError
 from corral.core.log import log_level
 from corral.core.types import tree_map
 from corral.envs.backends.simulators.options import external_vec_env, is_url
+from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike
 from corral.envs.suites.games.board_env import game_of, is_self_play
@@ -151,6 +152,7 @@ class Evaluator:
         lone = experiment.factory is not None and experiment.num_envs == 1  # may return training's environment again
         if experiment.eval_episodes and (elsewhere or lone):
             self._open()
+            self._give_back()
 
     def evaluate(self) -> tuple[Evaluation, dict[str, float]]:
         """The deterministic evaluation, and the metrics of it and of a sampled one."""
@@ -158,6 +160,7 @@ class Evaluator:
         result, sampled = (
             _play(vec, make, kind, experiment, experiment.eval_episodes, experiment.seed) for kind in (True, False)
         )
+        self._give_back()
         return result, {
             "eval/return": result.mean,
             "eval/return_sampled": sampled.mean,
@@ -169,11 +172,19 @@ class Evaluator:
         """A deterministic evaluation of a saved policy with seeds that did not select it."""
         experiment = self._topology.experiment
         seed = report_seed(experiment.seed)
-        return _play(self._open(), loaded.as_policy, True, experiment, experiment.eval_episodes, seed)
+        result = _play(self._open(), loaded.as_policy, True, experiment, experiment.eval_episodes, seed)
+        self._give_back()
+        return result
 
     def close(self) -> None:
         if self._vec is not None:
             self._vec.close()
+        self._vec = None
+
+    def _give_back(self) -> None:
+        """Leave the slots of simulators that training waits for."""
+        if isinstance(self._vec, LinkVecEnv) and self._vec.borrows:
+            self.close()
 
     def _plans(self) -> bool:
         """Whether evaluations search, which saves and restores environments."""
@@ -252,13 +263,14 @@ def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Ev
     """Play `episodes` whole episodes.
 
     Every environment plays a fixed share: counting the first to finish would favour short episodes. An episode cut by a
-    fault is repeated; one of 100,000 steps is counted as it is.
+    fault is repeated, and so is one that had begun before; one of 100,000 steps is counted as it is.
     """
     bind_envs(policy, vec)
     n = vec.num_envs
     quota = np.full(n, episodes // n) + (np.arange(n) < episodes % n)
     vec.reset(seed)
     batch = vec.recv()
+    begun = np.zeros(n, np.bool_) if vec.continued is None else vec.continued.copy()
     state = policy.initial_state(n)
     state = None if state is None else tree_map(np.array, to_numpy(state))
     running, steps, own = np.zeros(n), np.zeros(n, np.int64), np.ones(n, np.bool_)
@@ -278,11 +290,11 @@ def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Ev
         steps[batch.env_ids] += moved
         for row in np.flatnonzero(batch.game_over | batch.faulty | (steps[batch.env_ids] >= _MAX_STEPS)):
             env_id = batch.env_ids[row]
-            if quota[env_id] and not batch.faulty[row]:
+            if quota[env_id] and not batch.faulty[row] and not begun[env_id]:
                 quota[env_id] -= 1
                 returns[env_id].append(float(running[env_id]))
                 lengths[env_id].append(int(steps[env_id]))
-            running[env_id] = steps[env_id] = 0
+            running[env_id] = steps[env_id] = begun[env_id] = 0
     result = Evaluation(tuple(chain.from_iterable(returns)), tuple(chain.from_iterable(lengths)))
     if max(result.lengths, default=0) >= _MAX_STEPS:
         _log.warning("%s: episodes were truncated after %s steps; add a time limit", vec.spec.name, f"{_MAX_STEPS:,}")

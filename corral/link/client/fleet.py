@@ -57,6 +57,8 @@ class FleetMember:
 
     joined: Callable[[SimulatorSession], None]
     lost: Callable[[SimulatorSession, str, str], None]  # session, kind of fault (killed | hung | raised), and reason
+    lend: Callable[[int], int] = lambda most: 0  # free at most so many slots for another user; returns how many
+    waiting: Callable[[], int] = lambda: 0  # its environments without a slot
 
 
 class Fleet:

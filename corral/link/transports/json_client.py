@@ -187,7 +187,7 @@ class JsonPeer(Wire):
         else:
             if not self._fresh:
                 log.info("%s does not accept resets: its episode continues as if it were a new one.", self.peer)
-            self._reply(_Row(clp.FIRST))
+            self._reply(_Row(clp.FIRST * self._fresh))
 
     def _reply_to_client(self, value: Any) -> None:
         self.waits = False

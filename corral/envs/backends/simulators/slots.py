@@ -63,6 +63,7 @@ class SlotTable:
     """Slots of `num_envs` environments. Several VecEnvs may share a fleet; sessions know which slots are free."""
 
     def __init__(self, num_envs: int):
+        self.num_envs = num_envs
         self._session_of = np.full(num_envs, _NONE, np.int64)
         self._slot_of = np.zeros(num_envs, _SLOT)
         self._sessions: dict[int, SimulatorSession] = {}
@@ -106,7 +107,10 @@ class SlotTable:
 
     def leave_all(self, but: Array) -> None:
         """Free all slots for other VecEnvs of the fleet, except those of `but`, which are in requests."""
-        for env_id in np.flatnonzero((self._session_of != _NONE) & ~but).tolist():
+        self.leave_some(np.flatnonzero((self._session_of != _NONE) & ~but))
+
+    def leave_some(self, ids: Array) -> None:
+        for env_id in ids.tolist():
             self._leave(env_id)
         self._invalidate_cache()
 
@@ -209,7 +213,7 @@ class SlotTimeouts:
     def __init__(self, fleet: Fleet, timeout_s: float):
         self._fleet, self._timeout_s = fleet, timeout_s
         self._since: float | None = None
-        self._warned = False
+        self._warned = self._lent = False
 
     def gather(self, wanted: int) -> None:
         while (there := len(self._fleet.sessions)) < wanted:
@@ -225,15 +229,21 @@ class SlotTimeouts:
                 f"--envs {count}, or set num_envs={slots}."
             )
 
-    def wait_for_slot(self) -> int:
-        while not (free := sum(session.room for session in self._fleet.sessions.values() if session.has_room)):
-            self._wait(
-                f"All slots of the simulators at {self._where} are in use, and evaluation needs one",
-                "start them with more --envs, or set eval_episodes=0",
-            )
-            self._fleet.poll(_POLL_S)
-        self._since = None
-        return free
+    def wait_for_slot(self) -> None:
+        """Wait for a moment; EnvFailed after the timeout."""
+        self._wait(
+            f"All slots of the simulators at {self._where} are in use, and evaluation needs one",
+            "start them with more --envs, or set eval_episodes=0",
+        )
+        self._fleet.poll(_POLL_S)
+
+    def note_lent(self, count: int) -> None:
+        if not self._lent:
+            log.warning(
+                "The simulators at %s have no free slots: evaluation takes those of %d training environments, whose "
+                "episodes end early; start simulators with more --envs to avoid it.", self._where, count,
+            )  # fmt: skip
+        self._lent = True
 
     def check(self, unplaced: int) -> None:
         if unplaced:

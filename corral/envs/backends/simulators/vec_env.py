@@ -55,10 +55,15 @@ class LinkVecEnv(AsyncVecEnv):
         release: Callable[[], Any],
         fewer: bool = False,
     ):
-        """Wait for `simulators`, take slots; `elastic`: more may join; `fewer`: accept fewer slots than `num_envs`."""
+        """Wait for `simulators`, take slots; `elastic`: more may join; `fewer`: accept fewer slots than `num_envs`, if
+        none is free those of another VecEnv, which gets them back when this one is closed.
+        """
         self._role, self.fleet, self._lock, self._supervision = role, fleet, fleet.lock, supervision
         self._log = FaultLog(supervision)
-        self._member = FleetMember(lambda s: me().joined(s), lambda s, kind, reason: me().lost(s, kind, reason))
+        self._member = FleetMember(
+            lambda s: me().joined(s), lambda s, kind, reason: me().lost(s, kind, reason),
+            lambda most: me().lend(most), lambda: me()._slots.unplaced,
+        )  # fmt: skip
         me: Any = weakref.ref(self)
         self._stop = weakref.finalize(self, _leave, fleet, self._member, release)
         self._timeouts = SlotTimeouts(fleet, supervision.start_timeout_s)
@@ -66,13 +71,16 @@ class LinkVecEnv(AsyncVecEnv):
             self._timeouts.gather(simulators)
             assert fleet.spec is not None
             self.spec = fleet.spec
-            self.num_envs = num_envs = min(num_envs, self._timeouts.wait_for_slot()) if fewer else num_envs
             self._slots, self._requested = SlotTable(num_envs), 0  # mask of environments in requests
+            if fewer:
+                self._take_free_slots(num_envs)
+            self.num_envs = num_envs = self._slots.num_envs
             self._rebalancer = Rebalancer(self._slots)
             self._rows = EnvRows(self.spec, num_envs)
             self._in_flight = InFlight(num_envs, self.spec)
             self._pending = PendingFaults(self._rows, self._in_flight)
             self._to_play = np.zeros(num_envs, np.int8)
+            self.continued: Array = np.zeros(num_envs, np.bool_)
             self._ended: dict[int, Array] = {}  # rows of ended episodes whose successors have yet to start elsewhere
             self._quick = QuickSteps(self._rows)
             if not elastic:
@@ -83,6 +91,37 @@ class LinkVecEnv(AsyncVecEnv):
         except BaseException:
             self._stop()
             raise
+
+    def _take_free_slots(self, most: int) -> None:
+        while True:
+            with self.fleet.lock:
+                free = sum(session.room for session in self._sessions if session.has_room)
+                for member in () if free else self.fleet.members:
+                    free += member.lend(most - free)
+                if free:
+                    self._slots = SlotTable(min(most, free))
+                    return self._slots.fill(self._sessions)
+            self._timeouts.wait_for_slot()
+
+    @property
+    def borrows(self) -> bool:
+        """Whether another VecEnv waits for its slots."""
+        return any(member.waiting() for member in self.fleet.members if member is not self._member)
+
+    def lend(self, most: int) -> int:
+        """Free the slots of idle environments, whose episodes end with a faulty row, until another VecEnv is closed."""
+        in_flight, ids = self._in_flight, self._in_flight.all_envs.ids
+        idle = ~in_flight.sets.bools(in_flight.in_flight | in_flight.ready) if in_flight.started else ids >= 0
+        if in_flight.closed or self._pending.any_pending:
+            return 0
+        lent = ids[idle & self._slots.placed(ids)][:most]
+        self._slots.leave_some(lent)
+        if in_flight.started and len(lent):
+            self._quick.count_steps()
+            self._rebalancer.forget(lent.tolist())
+            self._pending.schedule_faults(lent)
+            self._timeouts.note_lent(len(lent))
+        return len(lent)
 
     def slots_of(self, env_ids: Array) -> EnvSlots:
         """The slots of idle environments, for planning from their states; arbitrary for lost environments."""
@@ -304,6 +343,7 @@ class LinkVecEnv(AsyncVecEnv):
     def _was_reset(self, session: SimulatorSession, chosen: IdSet, answer: StepReply) -> None:
         rows, ids = self._rows, chosen.ids
         answer.write(rows, chosen, self._to_play)
+        self.continued[ids] = (answer.flags & clp.FIRST) == 0
         rows.reward[ids] = rows.raw_reward[ids] = 0.0
         rows.no_flags(ids)
         rows.flags[ids, FIRST] = True
