@@ -23,6 +23,7 @@ from gymnasium.vector import AutoresetMode
 from corral.core.errors import UserError
 from corral.core.types import Array, Tree
 from corral.envs.as_gymnasium import INFOS, AsGymnasium, ResetSeeds
+from corral.envs.backends.simulators.options import is_url
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike
 from corral.envs.vec_env import VecEnv
@@ -33,7 +34,7 @@ def register(name: str, env: EnvLike, **kwargs: Any) -> None:
 
     Args:
         name: for RLlib.
-        env: a Gymnasium id, `module:Class`, a factory or a suite, as for `corral.make_vec`.
+        env: a Gymnasium id, `module:Class`, a factory, a suite or the URL of simulators, as for `corral.make_vec`.
         kwargs: further arguments of `make_vec`. The default backend is `local`, because RLlib's runners are processes.
             RLlib sets the number of environments and their seed (`num_envs_per_env_runner`,
             `config.debugging(seed=...)`) and passes `env_config` to the environment.
@@ -42,13 +43,16 @@ def register(name: str, env: EnvLike, **kwargs: Any) -> None:
         if key in kwargs:
             raise UserError(f"register() takes no {key}: set RLlib's {instead}.")
     if not (isinstance(env, str) or callable(env)):
-        raise UserError(f"register() takes a Gymnasium id, 'module:Class' or a factory, not {type(env).__name__}.")
+        raise UserError(
+            f"register() takes a Gymnasium id, 'module:Class', a factory or a URL, not {type(env).__name__}."
+        )
     try:
         registry: Any = importlib.import_module("ray.tune.registry")
         importlib.import_module("ray.rllib")
     except ImportError as error:
         raise UserError(f"RLlib cannot be imported ({error}): pip install 'corral-rl[rllib]'.") from error
-    registry.register_env(name, partial(_create, env, {"backend": "local", **kwargs}))
+    backend = {} if is_url(env) else {"backend": "local"}
+    registry.register_env(name, partial(_create, env, backend | kwargs))
 
 
 def _create(env: EnvLike, kwargs: Mapping[str, Any], config: Mapping[str, Any]) -> Any:

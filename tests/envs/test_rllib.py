@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers.sims import Sim, free_url, wait_for
 
 import corral
 from corral.core.errors import UserError
@@ -47,6 +48,22 @@ def test_envs_ending_at_different_times_miss_no_step():
             waiting[i] = bool(terminated[i] or truncated[i])
             assert infos["game_over"][i] == waiting[i]
     ours.close()
+
+
+def test_simulators_need_no_further_arguments():
+    from ray.tune.registry import ENV_CREATOR, _global_registry
+
+    url = free_url()
+    sim = Sim(partial(CountingEnv, 3), url, bind=True)
+    try:
+        wait_for(url)
+        register("simulated", url)
+        env = _global_registry.get(ENV_CREATOR, "simulated")({"num_envs": 2})
+        assert env.reset(seed=0)[0][:, 2].tolist() == [0, 0]
+        assert env.step(np.zeros(2, np.int64))[0][:, 2].tolist() == [1, 1]
+        env.close()
+    finally:
+        sim.end()
 
 
 def test_a_single_environment_passes_gymnasiums_checks():
