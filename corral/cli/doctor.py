@@ -18,16 +18,10 @@ from importlib import metadata
 from typing import Any
 
 from corral.core.machine import available_bytes, cores, total_bytes
-from corral.runtimes.child import THREAD_VARIABLES
+from corral.core.portable import PORTABLE
+from corral.runtimes.child import THREAD_VARIABLES, start_child
+from corral.runtimes.orphan_reaper import OrphanReaper
 
-_ECHO = """
-import os, socket, sys
-if sys.argv[2:]:
-    os.sched_setaffinity(0, {int(sys.argv[2])})
-with socket.socket(fileno=int(sys.argv[1])) as end:
-    while end.recv(1):
-        end.send(b"x")
-"""
 _COUNT = """
 import sys, time
 for line in sys.stdin:
@@ -65,11 +59,11 @@ def look() -> Machine:
         cores=cores(),
         cores_present=os.cpu_count() or 1,
         cpu_quota=int(quota) / int(period) if quota.isdigit() and period.isdigit() else None,
-        load=os.getloadavg()[0],
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
         memory_total=min(total, int(limit)) if total and limit.isdigit() else total,
         memory_free=available_bytes(),
         shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
-        memfd=hasattr(os, "memfd_create"),
+        memfd=not PORTABLE,
         wake_up_s=measure_wake_up(),
         two_process_speedup=measure_speedup(),
     )
@@ -77,16 +71,13 @@ def look() -> Machine:
 
 def measure_wake_up() -> float:
     """Seconds to wake a waiting process on another core: half of the median round trip."""
-    ours, theirs = socket.socketpair()
-    with _on_own_core() as other_core:
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _ECHO, str(theirs.fileno()), *other_core], pass_fds=[theirs.fileno()]
-            )
-        with process, ours:  # the process exits when `ours` is closed
+    reaper = OrphanReaper()
+    child = start_child("corral.cli.doctor:echo", (), reaper)
+    ours, trips = child.socket, []
+    try:
+        with _on_own_core() as other_core:
             ours.settimeout(10.0)
-            trips = []
-            ours.send(b"x")
+            ours.sendall(f"{other_core}\n".encode())
             ours.recv(1)  # it has started
             start = time.perf_counter()
             while time.perf_counter() - start < _PING_S:
@@ -94,7 +85,21 @@ def measure_wake_up() -> float:
                 ours.send(b"x")
                 ours.recv(1)
                 trips.append(time.perf_counter() - before)
+    finally:
+        child.kill()
+        child.close()
+        reaper.stop()
     return statistics.median(trips) / 2
+
+
+def echo(end: socket.socket) -> None:
+    """Return what arrives, on the core whose number arrives first."""
+    core = end.recv(16).decode().strip()
+    if core:
+        os.sched_setaffinity(0, {int(core)})
+    end.send(b"x")
+    while data := end.recv(1):
+        end.send(data)
 
 
 def measure_speedup() -> float:
@@ -107,15 +112,15 @@ def measure_speedup() -> float:
 
 
 @contextlib.contextmanager
-def _on_own_core() -> Iterator[list[str]]:
-    """Pin this thread to one core and yield another, if the system supports that."""
+def _on_own_core() -> Iterator[str]:
+    """Pin this thread to one core and yield another, if the system supports that, otherwise nothing."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(allowed) < 2:
-        yield []
+        yield ""
         return
     os.sched_setaffinity(0, {allowed[0]})
     try:
-        yield [str(allowed[1])]
+        yield str(allowed[1])
     finally:
         os.sched_setaffinity(0, allowed)
 
@@ -253,7 +258,10 @@ def _other_advice(machine: Machine, torch_threads: int) -> Iterator[str]:
             "besides its environments, and a replay buffer of a million Atari frames takes 7 GB."
         )
     if not machine.memfd:
-        yield ("This system has no memfd: shared memory is a temporary file, which is slow if it is on a disk.")
+        yield (
+            "This system has no memfd: except on Windows, shared memory is a temporary file, which is slow if it is on "
+            "a disk (TMPDIR chooses the folder)."
+        )
     elif machine.shm_bytes is not None and machine.shm_bytes < _GB:
         yield (
             f"/dev/shm holds {machine.shm_bytes / _GB:.2f} GB: Corral does not use it, but torch's "

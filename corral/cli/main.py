@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
 from corral.core.errors import EnvFailed, RunFailed, UserError
+from corral.core.portable import STOP_SIGNALS
 
 Commands = Mapping[str, tuple[str, str]]
 """Name of a command -> where its dataclass is, and what it does."""
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS, prog:
 
 @contextlib.contextmanager
 def _sigterm_unwinds() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that commands without a handler clean up."""
+    """Turn SIGTERM (and Ctrl-Break, on Windows) into an exception, so that commands without a handler clean up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -71,11 +72,12 @@ def _sigterm_unwinds() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.signal(number, leave) for number in STOP_SIGNALS if number != signal.SIGINT}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _dispatch(argv: list[str], commands: Commands, prog: str) -> int:

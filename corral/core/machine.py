@@ -62,7 +62,7 @@ def resident_bytes(pid: int | str = "self") -> int:
     """Memory of a process on this machine; 0 if unknown."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
+    except (OSError, IndexError, AttributeError):  # no /proc, or no sysconf
         return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -111,6 +112,8 @@ def _from_factories(
     if backend == "process":
         vec: VecEnv = ProcessVecEnv(factories, name, supervision, count, role)
     elif backend == "ray":
+        if not hasattr(os, "memfd_create"):
+            raise UserError("backend='ray' needs Linux: use backend='process', or train inside WSL or a container.")
         vec = RayVecEnv(factories, name, supervision, workers and count, role)
     else:
         vec = LocalVecEnv(factories, name, supervision, role)

@@ -20,6 +20,7 @@ from typing import Any
 
 from corral.config.migrate import rename_envs
 from corral.core.errors import RunFailed, UserError
+from corral.core.portable import point, pointed_to, replace_file, sync_folder
 from corral.runs.folder import RunFolder, atomic_write
 from corral.runs.state_files import (
     branch_of,
@@ -76,7 +77,7 @@ def save(
             "files": write_state(temporary, state, _SEPARATE_FILES),
         }
         _write_manifest(temporary, manifest)
-        temporary.rename(target)
+        replace_file(temporary, target)
     except OSError as error:
         _sweep(folder.checkpoints)
         raise RunFailed(
@@ -84,8 +85,8 @@ def save(
             "then `corral resume` the run."
         ) from error
     for name in ("latest", "best") if best else ("latest",):
-        _point(folder.checkpoints / name, target.name)
-    _sync(folder.checkpoints)
+        point(folder.checkpoints / name, target.name)
+    sync_folder(folder.checkpoints)
     _prune(folder.checkpoints, target, keep)
     return target
 
@@ -147,7 +148,7 @@ def load_checkpoint(path: str | Path, only: str | None = None) -> tuple[dict[str
 def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     signed = manifest | {"sha256": _manifest_hash(manifest)}
     atomic_write(path / MANIFEST, json.dumps(signed, indent=1, allow_nan=False))
-    _sync(path)
+    sync_folder(path)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -199,8 +200,7 @@ def _none_intact(folder: RunFolder, which: str, broken: list[str]) -> str:
 def _candidates(checkpoints: Path, which: str) -> list[str]:
     """The requested checkpoint and those before it, newest first."""
     names = sorted(_listed(checkpoints), key=_order, reverse=True)
-    link = checkpoints / which
-    wanted = os.readlink(link) if link.is_symlink() else which
+    wanted = pointed_to(checkpoints / which) or which
     if _NAME.fullmatch(wanted) is None:
         return names if which == "latest" else []
     if wanted not in names and which not in ("latest", "best"):
@@ -221,16 +221,8 @@ def _order(name: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or 1)
 
 
-def _point(link: Path, target: str) -> None:
-    temporary = link.with_name(f"{_TEMPORARY}{link.name}")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target)
-    os.replace(temporary, link)
-
-
 def _prune(checkpoints: Path, newest: Path, keep: int) -> None:
-    best = checkpoints / "best"
-    best_name = os.readlink(best) if best.is_symlink() else ""
+    best_name = pointed_to(checkpoints / "best") or ""
     step = _order(newest.name)[0]
     past = sorted((n for n in _listed(checkpoints) if _order(n)[0] < step), key=_order)
     last = past[len(past) - max(keep - 1, 0) :]
@@ -263,11 +255,3 @@ def _sweep(checkpoints: Path) -> None:
             shutil.rmtree(entry, ignore_errors=True)
         else:
             entry.unlink(missing_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -20,6 +20,8 @@ from typing import Any
 
 from corral.config.migrate import FORMAT, OLD_FILES, read_config
 from corral.core.errors import RunFailed, UserError
+from corral.core.file_lock import lock
+from corral.core.portable import replace_file
 from corral.core.types import EnvSpec
 
 _CONFIG, _INFO, _LOCK = "config.yaml", "run.json", ".lock"
@@ -79,7 +81,7 @@ class RunFolder:
         """An existing run; UserError if there is none, or this version cannot read it."""
         path = Path(path)
         try:
-            info = json.loads((path / _INFO).read_text())
+            info = json.loads((path / _INFO).read_text(encoding="utf-8"))
             found = info["format"]
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(_why_no_run(path)) from None
@@ -139,17 +141,15 @@ class RunFolder:
 
     def holder(self) -> int | None:
         """The pid of the process that trains the run, if any."""
-        import fcntl
-
         pid = _locked.get(self.path.resolve())
         if pid == os.getpid():  # opening and closing the file here would release the lock
             return pid
         try:
-            file = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(self.path / _LOCK, os.O_RDONLY)
         except OSError:
             return None
         try:
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock(file, shared=True)
         except OSError:
             return _pid_in(file)
         finally:
@@ -189,7 +189,7 @@ def atomic_write(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
+    replace_file(temporary, path)
 
 
 def append_line(path: Path, file: io.FileIO, line: bytes) -> None:
@@ -261,19 +261,16 @@ def _git() -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    import fcntl
-
     place = path.resolve()
     if _locked.get(place) == os.getpid():
         raise UserError(f"This process ({os.getpid()}) is training {path} already: wait, or choose another --run-dir.")
     try:
-        file = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
     for attempt in range(_LOCK_ATTEMPTS):
         try:
-            # lockf, because forked children would inherit a lock by flock.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file)
             break
         except OSError:
             if attempt < _LOCK_ATTEMPTS - 1:
@@ -286,7 +283,8 @@ def _lock(path: Path) -> Iterator[None]:
     try:
         os.ftruncate(file, 0)
         with contextlib.suppress(OSError):  # a full disk: only the pid in another's message is missing
-            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+            os.lseek(file, 0, os.SEEK_SET)
+            os.write(file, f"{os.getpid()}\n".encode())
         yield
     finally:
         del _locked[place]
@@ -294,7 +292,8 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _pid_in(file: int) -> int | None:
-    text = os.pread(file, 32, 0).decode(errors="replace").strip()
+    os.lseek(file, 0, os.SEEK_SET)
+    text = os.read(file, 32).decode(errors="replace").strip()
     return int(text) if text.isdigit() else None
 
 
@@ -306,7 +305,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         open(unfinished, "wb").close()
         yield unfinished
-        os.replace(unfinished, path)
+        replace_file(unfinished, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}.") from error
     finally:

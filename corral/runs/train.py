@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -177,11 +175,10 @@ def _signals_passed_on(learner: SupervisedRole) -> Iterator[list[int]]:
     received: list[int] = []
 
     def stop(number: int) -> None:
-        pid = learner.status()["pid"]
-        if received or pid is None:
+        if received or not learner.alive:
             raise KeyboardInterrupt
         received.append(number)
-        os.kill(pid, signal.SIGTERM)
+        learner.terminate()
 
     with handle_stop_signals(stop):
         yield received

@@ -14,6 +14,7 @@ from typing import Any
 
 from corral.config import presets
 from corral.config.experiment import Experiment
+from corral.core.portable import STOP_SIGNALS
 from corral.core.types import EnvSpec
 from corral.runs import checkpoint
 from corral.runs.callbacks.clocks import Checkpoints, EvaluationClock, MetricsClock
@@ -214,7 +215,7 @@ def handle_stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handled = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     # Signals ignored after `&` stay ignored.
     before = {number: signal.signal(number, lambda number, frame: stop(number)) for number in handled}
     try:

@@ -120,6 +120,10 @@ class Handle(ABC):
         """Its process id, if it has its own process on this machine."""
         return None
 
+    def terminate(self) -> None:
+        """Ask its process to stop, as SIGTERM does, if it has its own on this machine."""
+        raise NotImplementedError
+
     @abstractmethod
     def stop(self, timeout_s: float = 5.0) -> None:
         """Let it close, and kill it if it does not. Safe to call twice."""

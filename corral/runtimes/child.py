@@ -2,7 +2,7 @@
 
 Roles, environment workers and `corral serve` are all started here. A child imports neither torch nor the user's
 `__main__`, runs in its own session (the parent handles Ctrl-C, and one signal reaches everything the child starts), and
-ends with its parent, however that ends.
+ends with its parent, however that ends. `portable_child` does the same on other systems than Linux.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from multiprocessing import spawn
 from typing import Any, NoReturn
 
-from corral.runtimes.orphan_reaper import OrphanReaper
+from corral.core import portable
+from corral.runtimes.orphan_reaper import OWN_GROUP, OrphanReaper
+from corral.runtimes.shared_memory import Memfd, SharedMemory
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -37,24 +38,18 @@ _BOOT = "import sys; sys.path[:] = {path!r}; from corral.runtimes.child import r
 _STACK_BYTES = 1 << 16
 
 
-def shared_memory(name: str, content: bytes = b"") -> int:
-    """A memfd: a crash leaves nothing behind, and unlike /dev/shm it is bounded only by the machine's memory."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create(name)
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    if content:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(content)
-    return fd
+def start_child(target: str, memories: Sequence[SharedMemory], reaper: OrphanReaper) -> ChildProcess:
+    """Start a child: `target` is `module:function`, called there with its socket and these memories."""
+    if portable.PORTABLE:
+        from corral.runtimes.portable_child import PortableChild
+
+        return PortableChild(target, memories, reaper)
+    return ChildProcess(target, memories, reaper)
 
 
-def read_shared(fd: int) -> bytes:
-    """All bytes of shared memory."""
-    with open(fd, "rb", closefd=False) as file:
-        file.seek(0)
-        return file.read()
+def executable() -> Any:
+    """The interpreter that runs children."""
+    return spawn.get_executable()
 
 
 def plug_stdio() -> None:
@@ -65,25 +60,25 @@ def plug_stdio() -> None:
 
 
 class ChildProcess:
-    """The parent's side: `target` is `module:function`, called in the child with its socket and these descriptors.
+    """The parent's side.
 
     Numeric libraries start with one thread there: there are many processes, and each would otherwise use every core.
     """
 
-    def __init__(self, target: str, fds: Sequence[int], reaper: OrphanReaper):
+    def __init__(self, target: str, memories: Sequence[SharedMemory], reaper: OrphanReaper):
         plug_stdio()
         self.socket, theirs = socket.socketpair()
-        self._dump_fd, self._reaper = shared_memory("corral-stacks"), reaper
+        self._dump_fd, self._reaper = os.memfd_create("corral-stacks"), reaper
+        fds = [memory.token for memory in memories if isinstance(memory, Memfd)]
         shared = theirs.fileno(), self._dump_fd, *fds
         path = [entry for entry in sys.path if isinstance(entry, str)]
-        executable: Any = spawn.get_executable()
         with theirs:
             self._process = subprocess.Popen(
-                [executable, "-c", _BOOT.format(path=path, args=(target, os.getpid(), *shared))],
+                [executable(), "-c", _BOOT.format(path=path, args=(target, os.getpid(), *shared))],
                 pass_fds=shared,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
-                start_new_session=True,
+                **OWN_GROUP,
             )
         reaper.watch(self.pid)
 
@@ -104,7 +99,11 @@ class ChildProcess:
             time.sleep(0.005)
         return ended
 
-    def signal(self, number: signal.Signals) -> None:
+    def terminate(self) -> None:
+        """Ask it to stop, as SIGTERM does."""
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
         if not self.has_ended():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -123,16 +122,20 @@ class ChildProcess:
         return describe_exit(self._process.returncode)
 
     def dump_stacks(self) -> None:
-        """Request the stacks of all its threads; works even while C code holds the interpreter lock."""
+        """Request the stacks of all its threads; on Linux even while C code holds the interpreter lock."""
         before = os.fstat(self._dump_fd).st_size
-        self.signal(signal.SIGUSR1)
+        self._request_dump()
         until = time.monotonic() + 1.0
         while os.fstat(self._dump_fd).st_size == before and time.monotonic() < until:
             time.sleep(0.02)
         time.sleep(0.05)  # the handler writes in several pieces
 
+    def _request_dump(self) -> None:
+        self._signal(signal.SIGUSR1)
+
     @property
     def stacks(self) -> str:
+        """Its stacks, as far as it was asked for them or has crashed."""
         return os.pread(self._dump_fd, _STACK_BYTES, 0).decode(errors="replace")
 
     def close(self) -> None:
@@ -142,7 +145,9 @@ class ChildProcess:
 
 def describe_exit(code: int | None) -> str:
     """How a process ended, from its return code."""
-    return f"exit code {code}" if code is None or code >= 0 else f"signal {signal.Signals(-code).name}"
+    if code is not None and code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}" if code is None or code < 1 << 31 else f"exit code 0x{code:08X}"  # an error of Windows
 
 
 def run(target: str, parent_pid: int, socket_fd: int, dump_fd: int, *fds: int) -> NoReturn:
@@ -153,8 +158,13 @@ def run(target: str, parent_pid: int, socket_fd: int, dump_fd: int, *fds: int) -
     dump = os.fdopen(dump_fd, "w")
     faulthandler.enable(dump)  # a segfault leaves its stack where the parent can read it
     faulthandler.register(signal.SIGUSR1, dump, all_threads=True)  # so does a hang, on request
+    serve_parent(target, socket.socket(fileno=socket_fd), [Memfd(fd) for fd in fds])
+
+
+def serve_parent(target: str, sock: socket.socket, memories: Sequence[SharedMemory]) -> NoReturn:
+    """Call the child's function, then end."""
     module, _, function = target.partition(":")
-    getattr(importlib.import_module(module), function)(socket.socket(fileno=socket_fd), *fds)
+    getattr(importlib.import_module(module), function)(sock, *memories)
     # Everything is closed. Finalizing the interpreter takes a while, and native libraries (ALE's) print complaints.
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
 import threading
 from collections.abc import Sequence
 
 from corral.core.encoding import MAX_BYTES, Buffer, size_of
+from corral.core.portable import READABLE, WRITABLE, new_poll
 
 _FRAME = struct.Struct("<BIQ")  # kind, number of the call, bytes that follow
 _MAX_PARTS = 64  # buffers per system call; the kernel takes at most 1024
@@ -39,13 +39,18 @@ class Connection:
             try:
                 while left:
                     try:
-                        left = _after(left, self._socket.sendmsg(left[:_MAX_PARTS]))
+                        left = _after(left, self._send_some(left))
                     except BlockingIOError:
-                        if not self._poll(select.POLLOUT, self._send_timeout_s):
+                        if not self._poll(WRITABLE, self._send_timeout_s):
                             raise TimeoutError(f"it has not read for {self._send_timeout_s:g} s") from None
             except (OSError, ValueError) as error:  # a frame may be half sent: the connection cannot continue
                 self.closed = True
                 raise ConnectionClosed(str(error)) from error
+
+    def _send_some(self, parts: list[Buffer]) -> int:
+        if hasattr(self._socket, "sendmsg"):
+            return self._socket.sendmsg(parts[:_MAX_PARTS])
+        return self._socket.send(parts[0])  # Windows
 
     def read(self, *, wait: bool, timeout_s: float | None = None) -> tuple[int, int, bytearray] | None:
         """The next frame (kind, number, body); None if incomplete without `wait`; ConnectionClosed on timeout."""
@@ -57,7 +62,7 @@ class Connection:
                 except BlockingIOError:
                     if not wait:
                         return None
-                    if not self._poll(select.POLLIN, timeout_s):
+                    if not self._poll(READABLE, timeout_s):
                         raise ConnectionClosed(f"nothing received for {timeout_s:g} s") from None
                     continue
                 except OSError as error:
@@ -77,7 +82,7 @@ class Connection:
             return kind, number, body
 
     def _poll(self, event: int, timeout_s: float | None) -> bool:
-        poll = select.poll()
+        poll = new_poll()
         poll.register(self._socket.fileno(), event)
         return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 

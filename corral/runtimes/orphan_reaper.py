@@ -5,6 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
+from typing import Any
+
+from corral.core import portable
+from corral.runtimes import portable_reaper
+
+OWN_GROUP: dict[str, Any] = {
+    "start_new_session": True,
+    "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+}
+"""Arguments of `Popen` for a child that Ctrl-C does not reach, and that can be killed together with what it starts."""
 
 # The kernel closes our end of the pipe when we die; then `read` fails and the remaining groups are killed. A shell,
 # because it shares nothing with a hanging Python and starts in a millisecond. Processes that have left their group are
@@ -32,12 +43,13 @@ done
 
 
 class OrphanReaper:
-    """A separate process that waits for the end of this one."""
+    """A separate process that waits for the end of this one: a shell, or Python where there is none."""
 
     def __init__(self) -> None:
+        python = [sys.executable, "-I", "-S", os.path.abspath(portable_reaper.__file__)]
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True, cwd="/",
+            python if portable.PORTABLE else ["/bin/sh", "-c", _SCRIPT],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=os.sep, **OWN_GROUP,
         )  # fmt: skip
 
     def watch(self, group: int) -> None:
@@ -46,8 +58,12 @@ class OrphanReaper:
     def unwatch(self, group: int) -> None:
         self._send(f"release {group}")
 
+    def watch_file(self, path: str) -> None:
+        """Remove this file, too, when this process is gone; the shell has none to remove."""
+        self._send(f"file {path}")
+
     def watch_marked(self, mark: str) -> None:
-        """Kill every process with this word (no blanks) in its environment when this process is gone."""
+        """Kill every process with this word (no blanks) in its environment when this process is gone; Linux only."""
         self._send(f"mark {mark}")
 
     def unwatch_marked(self, mark: str) -> None:

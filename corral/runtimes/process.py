@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import time
 import weakref
 from collections.abc import Sequence
@@ -11,10 +10,12 @@ from collections.abc import Sequence
 import cloudpickle
 
 from corral.core.encoding import Buffer, DecodeError, Value, decode, encode
+from corral.core.portable import READABLE, new_poll
 from corral.runtimes.base import Call, Handle, MakeRole, Runtime
-from corral.runtimes.child import ChildProcess, shared_memory
+from corral.runtimes.child import start_child
 from corral.runtimes.connection import Connection, ConnectionClosed
 from corral.runtimes.orphan_reaper import OrphanReaper
+from corral.runtimes.shared_memory import shared_memory
 
 # Kinds of frames between a runtime and its roles.
 CALL, MAIL, CLOSE = range(3)  # to a role
@@ -39,9 +40,8 @@ class _RoleProcess(Handle):
         self.name = name
         self._calls: dict[int, Call] = {}
         self._number = 0
-        job_fd = shared_memory("corral-role", cloudpickle.dumps(make))
-        self._process = ChildProcess("corral.runtimes.process_child:main", (job_fd,), reaper)
-        os.close(job_fd)
+        self._job = shared_memory("corral-role", cloudpickle.dumps(make))
+        self._process = start_child("corral.runtimes.process_child:main", (self._job,), reaper)
         self.connection = Connection(self._process.socket, _SEND_S)
         self._seen = time.monotonic()
 
@@ -79,6 +79,7 @@ class _RoleProcess(Handle):
                 self._seen = time.monotonic()
                 kind, number, body = frame
                 if kind == ANSWER and number in self._calls:
+                    self._job.close()  # it has read it
                     self._calls.pop(number).answer = decode(body)
         except (ConnectionClosed, DecodeError) as error:
             self.mark_lost(str(error))
@@ -96,8 +97,13 @@ class _RoleProcess(Handle):
             stacks = self._process.stacks
             self.connection.close()
             self._process.close()
+            self._job.close()
             self.lost = f"{self.name} was lost: {why}" + (f"\n{stacks}" if stacks else "")
             self._calls.clear()
+
+    def terminate(self) -> None:
+        if self.lost is None:
+            self._process.terminate()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         self.request_close()
@@ -135,9 +141,9 @@ class ProcessRuntime(Runtime):
             left = until - time.monotonic()
             if left <= 0 or not handles:
                 break
-            poll, by_fd = select.poll(), {handle.connection.fileno(): handle for handle in handles}
+            poll, by_fd = new_poll(), {handle.connection.fileno(): handle for handle in handles}
             for fd in by_fd:
-                poll.register(fd, select.POLLIN)
+                poll.register(fd, READABLE)
             for fd, _ in poll.poll(min(left, 1.0) * 1000):
                 by_fd[fd].read()
             for handle in handles:

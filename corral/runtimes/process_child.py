@@ -16,13 +16,13 @@ import cloudpickle
 from corral.core.encoding import Buffer, decode, encode
 from corral.runtimes import process as frames
 from corral.runtimes.base import Mailbox, RoleHost, failure
-from corral.runtimes.child import read_shared
 from corral.runtimes.connection import Connection, ConnectionClosed
+from corral.runtimes.shared_memory import SharedMemory
 
 _ALIVE_S = 1.0
 
 
-def main(sock: socket.socket, job_fd: int) -> None:
+def main(sock: socket.socket, job: SharedMemory) -> None:
     """Serve one handle until it sends CLOSE or disconnects."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     logging.getLogger("corral").setLevel(logging.WARNING)  # informational messages of many processes are noise
@@ -32,15 +32,15 @@ def main(sock: socket.socket, job_fd: int) -> None:
     threading.Thread(target=_read, args=(connection, mailbox, calls), daemon=True).start()
     threading.Thread(target=_send_heartbeats, args=(connection,), daemon=True).start()
     with contextlib.suppress(ConnectionClosed):
-        _serve(connection, mailbox, calls, job_fd)
+        _serve(connection, mailbox, calls, job)
 
 
 def _serve(
-    connection: Connection, mailbox: Mailbox, calls: queue.SimpleQueue[tuple[int, Any] | None], job_fd: int
+    connection: Connection, mailbox: Mailbox, calls: queue.SimpleQueue[tuple[int, Any] | None], job: SharedMemory
 ) -> None:
     # Pickle is safe here: the bytes come from the process that started this one, in its own memory, and a recipe for a
     # role is code, which no data format carries.
-    host = RoleHost(lambda: cloudpickle.loads(read_shared(job_fd))(mailbox))
+    host = RoleHost(lambda: cloudpickle.loads(job.read())(mailbox))
     # Bounded by the waiting calls, as calls are.
     answers: queue.SimpleQueue[tuple[int, list[Buffer]] | None] = queue.SimpleQueue()
     sender = threading.Thread(target=_send, args=(connection, answers), daemon=True)

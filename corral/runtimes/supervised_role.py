@@ -49,6 +49,10 @@ class SupervisedRole:
         assert self._handle is not None
         self._handle.send_mail(key, value)
 
+    def terminate(self) -> None:
+        assert self._handle is not None
+        self._handle.terminate()
+
     def mark_lost(self, why: str) -> None:
         if self._handle is not None:
             self._handle.stop(0.0)

@@ -101,7 +101,7 @@ class FaultyEnv(CountingEnv):
             if self._kind == "exit":
                 raise SystemExit(3)
             if self._kind == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
             if self._kind == "hang":
                 time.sleep(3600)
             if self._kind == "nan":

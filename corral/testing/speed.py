@@ -10,7 +10,6 @@ import contextlib
 import gc
 import itertools
 import math
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,6 +136,10 @@ def _measure_backends(
 
 
 def _voluntary_switches() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows does not count them
+        return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 

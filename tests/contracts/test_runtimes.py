@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers.portable import forced  # noqa: F401
 
 from corral.core.encoding import DecodeError, decode, encode
 from corral.core.errors import RunFailed, UserError
@@ -44,15 +45,22 @@ class Broken:
         raise UserError("it cannot be built; build it otherwise")
 
 
-@pytest.fixture(params=["inline", "process", pytest.param("ray", marks=pytest.mark.ray)])
+PORTABLE = pytest.param("portable", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["inline", "process", PORTABLE, pytest.param("ray", marks=pytest.mark.ray)])
 def runtime(request):
-    made = make_runtime(request.param)
+    if request.param == "portable":
+        request.getfixturevalue("forced")
+    made = make_runtime(request.param.replace("portable", "process"))
     yield made
     made.close()
 
 
-@pytest.fixture
-def processes():
+@pytest.fixture(params=["process", "portable"])
+def processes(request):
+    if request.param == "portable":
+        request.getfixturevalue("forced")
     made = make_runtime("process")
     yield made
     made.close()

@@ -14,17 +14,17 @@ from corral.envs.serve.supervisor import RequestClock, ServeJob
 from corral.link.address import has_listener, parse_url
 from corral.link.auth import read_token
 from corral.link.transports.open import open_for_simulator
-from corral.runtimes.child import read_shared
+from corral.runtimes.shared_memory import SharedMemory
 
 _MAX_TEXT = 1 << 14
 
 
-def main(sock: socket.socket, job_fd: int, clock_fd: int) -> None:
+def main(sock: socket.socket, job: SharedMemory, clock: SharedMemory) -> None:
     """Serve until the learner is done or SIGTERM arrives, then report how it ended; a crash reports nothing."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = {"error": "", "text": ""}
     try:
-        _serve(ServeJob(**decode(read_shared(job_fd))), RequestClock(clock_fd))
+        _serve(ServeJob(**decode(job.read())), RequestClock(clock.map(RequestClock.SIZE)))
     except KeyboardInterrupt:
         pass
     except (UserError, EnvFailed, RunFailed) as error:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,8 +19,9 @@ from corral.core.encoding import DecodeError, decode, encode
 from corral.core.errors import EnvFailed, RunFailed, UserError
 from corral.core.machine import Backoff
 from corral.link.auth import NONCE_BYTES, new_nonce
-from corral.runtimes.child import ChildProcess, shared_memory
+from corral.runtimes.child import ChildProcess, start_child
 from corral.runtimes.orphan_reaper import OrphanReaper
+from corral.runtimes.shared_memory import shared_memory
 
 log = logging.getLogger("corral.envs")
 
@@ -59,8 +58,8 @@ class RequestClock:
 
     SIZE = 16
 
-    def __init__(self, fd: int | None = None):
-        memory = memoryview(bytearray(self.SIZE) if fd is None else mmap.mmap(fd, self.SIZE))
+    def __init__(self, shared: Any = None):
+        memory = memoryview(bytearray(self.SIZE) if shared is None else shared)
         self._due, self._answered = memory[:8].cast("d"), memory[8:].cast("q")
 
     def begin(self, deadline_s: float) -> None:
@@ -92,9 +91,9 @@ class RequestClock:
 class _Server:
     def __init__(self, job: ServeJob, reaper: OrphanReaper):
         self._env, self._reaper = job.env, reaper
-        self._job_fd = shared_memory("corral-serve", b"".join(encode(asdict(job))))
-        self._clock_fd = shared_memory("corral-clock", bytes(RequestClock.SIZE))
-        self._clock = RequestClock(self._clock_fd)
+        self._job = shared_memory("corral-serve", b"".join(encode(asdict(job))))
+        self._clock_memory = shared_memory("corral-clock")
+        self._clock = RequestClock(self._clock_memory.create(RequestClock.SIZE))
         self._backoff, self._failed_starts = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), 0
         self._process: ChildProcess | None = None
         self._due = 0.0
@@ -123,20 +122,20 @@ class _Server:
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.signal(signal.SIGTERM)
+            self._process.terminate()
 
     def close(self, until: float) -> None:
         if self._process is not None:
             self._process.wait(until)
             self._process.kill()
             self._process.close()
-        os.close(self._job_fd)
-        os.close(self._clock_fd)
+        self._job.close()
+        self._clock_memory.close()
 
     def _start(self, now: float) -> None:
         self._clock.restart(_START_S)
-        fds = self._job_fd, self._clock_fd
-        self._process, self._started = ChildProcess("corral.envs.serve.child:main", fds, self._reaper), now
+        memories = self._job, self._clock_memory
+        self._process, self._started = start_child("corral.envs.serve.child:main", memories, self._reaper), now
 
     def _replace(self, how: str) -> None:
         assert self._process is not None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import select
 import socket
 import time
 from collections import deque
@@ -14,6 +12,7 @@ from typing import Any
 from corral.core.encoding import Buffer
 from corral.core.errors import UserError
 from corral.core.machine import Backoff
+from corral.core.portable import READABLE, WRITABLE, Poll, new_epoll, yield_core
 from corral.link.address import Address
 from corral.link.transports import base as binding
 from corral.link.transports.base import Binding, Event, Wire
@@ -39,7 +38,7 @@ class SpinWait:
         if self._usual_s < _SPIN_S:
             until = start + min(timeout_s, _SPIN_S)
             while not ready and time.perf_counter() < until:
-                os.sched_yield()
+                yield_core()
                 ready = poll(0.0)
         if not ready:
             ready = poll(timeout_s)
@@ -51,7 +50,6 @@ _MAX_PARTS = 64
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _CONNECT_S = 2.0
 _SHUT_S = 0.25  # pause in accepting connections when no descriptors are left
-_WRITABLE = select.EPOLLOUT
 _MAX_AT_ONCE = 64  # messages of one peer before the others get their turn
 
 
@@ -66,11 +64,11 @@ class TcpWire(Wire):
         self.broken: str | None = None
         self._out: deque[memoryview] = deque()
         self._unsent = 0  # bytes
-        self._writable: select.epoll | None = None
+        self._writable: Poll | None = None
 
-    def watch(self, poller: select.epoll) -> None:
+    def watch(self, poller: Poll) -> None:
         self._writable = poller
-        poller.register(self.socket, select.EPOLLIN)
+        poller.register(self.socket, READABLE)
 
     def send(self, frames: Sequence[Buffer]) -> None:
         if self.broken is not None:
@@ -85,7 +83,8 @@ class TcpWire(Wire):
                 if sent == len(parts[0]):
                     return
             else:
-                sent = self.socket.sendmsg(parts[:_MAX_PARTS])
+                gather = getattr(self.socket, "sendmsg", None)  # not on Windows
+                sent = gather(parts[:_MAX_PARTS]) if gather else self.socket.send(b"".join(parts))
         except BlockingIOError:
             sent = 0
         except OSError as error:
@@ -94,7 +93,7 @@ class TcpWire(Wire):
         if sent < sum(map(len, parts)):
             self._keep(parts, sent)
             if self._writable is not None:
-                self._writable.modify(self.socket, select.EPOLLIN | select.EPOLLOUT)
+                self._writable.modify(self.socket, READABLE | WRITABLE)
 
     def _keep(self, parts: Sequence[Buffer], sent: int) -> None:
         size = sum(map(len, parts)) - sent
@@ -120,7 +119,7 @@ class TcpWire(Wire):
                 else:
                     self._out.popleft()
             if self._writable is not None:
-                self._writable.modify(self.socket, select.EPOLLIN)
+                self._writable.modify(self.socket, READABLE)
         except BlockingIOError:
             pass
         except OSError as error:
@@ -150,7 +149,7 @@ class TcpBinding(Binding):
     """Listens at one address, or connects to several and reconnects when a connection is lost."""
 
     def __init__(self, *, listen: Address | None = None, connect: Sequence[Address] = ()):
-        self._poller = select.epoll()
+        self._poller = new_epoll()
         self._spin = SpinWait(self._poller.poll)
         self._wires: dict[int, TcpWire] = {}
         self._listener: socket.socket | None = None
@@ -160,7 +159,7 @@ class TcpBinding(Binding):
         if listen is not None:
             self._listener = open_listener(listen)
             self._listener.setblocking(False)
-            self._poller.register(self._listener, select.EPOLLIN)
+            self._poller.register(self._listener, READABLE)
             self.urls = [listen.with_port(self._listener.getsockname()[1]).url]
         else:
             self.urls = [address.url for address in connect]
@@ -180,9 +179,9 @@ class TcpBinding(Binding):
             if wire is None:
                 self._accept(events)
                 continue
-            if mask & _WRITABLE:
+            if mask & WRITABLE:
                 wire.flush()
-            if mask & ~_WRITABLE:
+            if mask & ~WRITABLE:
                 wire.read()
                 self._take(wire, events)
         for wire in again:
@@ -249,7 +248,7 @@ class TcpBinding(Binding):
         assert self._shut_until is not None
         if time.monotonic() >= self._shut_until:
             self._shut_until = None
-            self._poller.register(self._listener, select.EPOLLIN)
+            self._poller.register(self._listener, READABLE)
         return _SHUT_S
 
     def _add(self, wire: TcpWire, events: list[Event]) -> None:
@@ -302,7 +301,8 @@ def open_listener(address: Address) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, proto)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # On Windows SO_REUSEADDR would let two programs listen at one port.
+            listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
             listener.bind(where)
             listener.listen(128)
         except BaseException:

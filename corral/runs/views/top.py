@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from corral.core.machine import resident_bytes
+from corral.core.portable import pointed_to
 from corral.core.types import Array
 from corral.runs.callbacks.progress import brief, duration
 from corral.runs.checkpoint import MANIFEST
@@ -121,7 +121,7 @@ def _results(columns: dict[str, Array]) -> list[tuple[str, str]]:
 def _processes(folder: RunFolder, columns: dict[str, Array]) -> list[tuple[str, str]]:
     """Other processes of a run: pid, lag, restarts and memory; and the data in flight."""
     try:
-        processes = json.loads(folder.processes_json.read_text())
+        processes = json.loads(folder.processes_json.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
     lines = []
@@ -141,9 +141,10 @@ def _processes(folder: RunFolder, columns: dict[str, Array]) -> list[tuple[str, 
 def _checkpoints(path: Path) -> list[tuple[str, str]]:
     lines = []
     for name, label in (("latest", "checkpoint"), ("best", "best")):
-        age = _age(path / name / MANIFEST)
+        target = pointed_to(path / name)
+        age = None if target is None else _age(path / target / MANIFEST)
         if age is not None:
-            lines.append((label, f"{os.readlink(path / name)}, {duration(age)} ago"))
+            lines.append((label, f"{target}, {duration(age)} ago"))
     return lines or [("checkpoint", "none yet")]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -13,6 +12,7 @@ import zlib
 from pathlib import Path
 
 from corral.core.errors import UserError
+from corral.core.file_lock import open_locked_folder
 from corral.snapshot.store.base import MAX_NAME, StateBudget, StateStore, check_name
 
 log = logging.getLogger("corral.snapshot")
@@ -30,7 +30,7 @@ class FileStates(StateStore):
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"The folder of states {folder} cannot be made: {error.strerror}.") from error
-        self._fd = _lock(self._folder)
+        self._fd = self._lock()
         self._end = weakref.finalize(self, os.close, self._fd)
         self._sizes: dict[str, int] = {}
         self._held = 0  # the sum of the sizes: this process alone changes the folder, which is locked
@@ -83,6 +83,16 @@ class FileStates(StateStore):
     def close(self) -> None:
         self._end()
 
+    def _lock(self) -> int:
+        """Open and lock the folder: cached names and sizes would be wrong with two processes."""
+        try:
+            return open_locked_folder(self._folder)
+        except BlockingIOError:
+            raise UserError(
+                f"The folder of states {self._folder} is in use; share it by `corral state-server --dir "
+                f"{self._folder}` and its URL."
+            ) from None
+
     @property
     def nbytes(self) -> int:
         return self._held
@@ -100,21 +110,6 @@ class FileStates(StateStore):
             log.warning("%s is not a complete state; it is ignored.", path)
             return
         self._count(found[0], len(found[1]))
-
-
-def _lock(folder: Path) -> int:
-    """Open and lock the folder: cached names and sizes would be wrong with two processes."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise UserError(
-            f"The folder of states {folder} is in use; share it by `corral state-server --dir {folder}` and its URL."
-        ) from None
-    except OSError:  # a file system without locks
-        pass
-    return fd
 
 
 def _read(path: Path) -> tuple[str, bytes] | None:

@@ -7,7 +7,7 @@
      |                                         |
    channel.py  STEP ids  ------------------> channel.py
                <------------------ READY ids
-   stepping/rows.py  EnvRows  == one memfd, mapped by both; the channel carries row numbers, never data ==
+   stepping/rows.py  EnvRows  == shared memory, mapped by both; the channel carries row numbers, never data ==
 
 Faults: a dead or hanging worker is replaced by ../remote/vec_env.py; each of its environments then delivers one faulty
 row (stepping/pending_faults.py). What Ray shares with this is in ../remote/.

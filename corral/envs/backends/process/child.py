@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import socket
 from typing import Any
 
@@ -13,15 +12,15 @@ from corral.envs.backends.remote import messages as msg
 from corral.envs.backends.remote.worker import EnvWorker, failure
 from corral.envs.stepping.id_set import IdSet, SetCache
 from corral.envs.stepping.rows import EnvRows
-from corral.runtimes.child import read_shared
+from corral.runtimes.shared_memory import SharedMemory
 
 
-def main(sock: socket.socket, memory_fd: int, job_fd: int) -> None:
+def main(sock: socket.socket, memory: SharedMemory, job: SharedMemory) -> None:
     """Serve one ProcessVecEnv until it sends CLOSE or disconnects."""
     channel = Channel(sock)
-    worker = _Worker(channel, memory_fd)
+    worker = _Worker(channel, memory)
     try:
-        worker.start(read_shared(job_fd))
+        worker.start(job.read())
         while True:
             for op, payload in channel.read():
                 if op == msg.CLOSE:
@@ -36,8 +35,8 @@ def main(sock: socket.socket, memory_fd: int, job_fd: int) -> None:
 
 
 class _Worker(EnvWorker):
-    def __init__(self, channel: Channel, memory_fd: int):
-        self._channel, self._memory_fd = channel, memory_fd
+    def __init__(self, channel: Channel, memory: SharedMemory):
+        self._channel, self._memory = channel, memory
 
     def receive(self, op: int, payload: bytes) -> None:
         if op == msg.STEP:
@@ -56,4 +55,4 @@ class _Worker(EnvWorker):
 
     def make_rows(self, spec: EnvSpec, num_envs: int) -> EnvRows:
         self._ready_frames = SetCache[bytes](num_envs)
-        return EnvRows(spec, num_envs, mmap.mmap(self._memory_fd, 0))
+        return EnvRows(spec, num_envs, self._memory.map(EnvRows.nbytes(spec, num_envs)))

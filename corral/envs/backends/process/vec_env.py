@@ -7,9 +7,7 @@ selects actions for some environments, the workers step the others.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
-import select
 import time
 import weakref
 from collections.abc import Sequence
@@ -17,6 +15,7 @@ from typing import Any
 
 from corral.core.encoding import decode
 from corral.core.gym_env import EnvFactory
+from corral.core.portable import READABLE, new_poll
 from corral.core.types import Array
 from corral.envs.backends.process.channel import Channel, ChannelClosed, frame
 from corral.envs.backends.remote import messages as msg
@@ -24,8 +23,9 @@ from corral.envs.backends.remote.vec_env import RemoteVecEnv, RemoteWorker
 from corral.envs.stepping.id_set import IdSet, SetCache
 from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import Supervision
-from corral.runtimes.child import ChildProcess, plug_stdio, shared_memory
+from corral.runtimes.child import ChildProcess, plug_stdio, start_child
 from corral.runtimes.orphan_reaper import OrphanReaper
+from corral.runtimes.shared_memory import SharedMemory, shared_memory
 
 _SEND_S = 30.0  # a frame is small; only a worker that stopped reading could make us wait
 
@@ -35,20 +35,20 @@ class WorkerHandle(RemoteWorker):
 
     process: ChildProcess
 
-    def __init__(self, index: int, ids: Array, memory_fd: int, job: bytes, reaper: OrphanReaper):
+    def __init__(self, index: int, ids: Array, memory: SharedMemory, job: bytes, reaper: OrphanReaper):
         super().__init__(index, ids)
-        self._memory_fd, self._reaper = memory_fd, reaper
-        self._job_fd = shared_memory("corral-job", job)  # may be large: a factory can close over anything
+        self._memory, self._reaper = memory, reaper
+        self._job = shared_memory("corral-job", job)  # may be large: a factory can close over anything
 
     def spawn(self) -> None:
         if self.starts >= 0:
             self.process.close()
-        fds = self._memory_fd, self._job_fd
-        self.process = ChildProcess("corral.envs.backends.process.child:main", fds, self._reaper)
+        memories = self._memory, self._job
+        self.process = start_child("corral.envs.backends.process.child:main", memories, self._reaper)
         self.process.socket.settimeout(_SEND_S)
         self.channel = Channel(self.process.socket)
-        self.poll = select.poll()  # to wait for this worker alone
-        self.poll.register(self.channel.fileno(), select.POLLIN)
+        self.poll = new_poll()  # to wait for this worker alone
+        self.poll.register(self.channel.fileno(), READABLE)
         self.reset()
 
     def post(self, op: int, data: Any = None) -> None:
@@ -64,11 +64,11 @@ class WorkerHandle(RemoteWorker):
 
     def forget(self) -> None:
         self.process.close()
-        os.close(self._job_fd)
+        self._job.close()
 
 
 def stop_workers(
-    workers: list[WorkerHandle], reaper: OrphanReaper, memory_fd: int, owner_pid: int, timeout_s: float = 5.0
+    workers: list[WorkerHandle], reaper: OrphanReaper, memory: SharedMemory, owner_pid: int, timeout_s: float = 5.0
 ) -> None:
     """Let every worker close its environments, then kill the rest; does nothing in a fork of the owner."""
     if os.getpid() != owner_pid:
@@ -83,7 +83,7 @@ def stop_workers(
         worker.forget()
     workers.clear()
     reaper.stop()
-    os.close(memory_fd)
+    memory.close()
 
 
 class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
@@ -96,13 +96,13 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         self._routes = SetCache[list[tuple[WorkerHandle, bytes, int]]](self.num_envs)
         jobs = self._jobs(factories, workers)
         plug_stdio()
-        self._memory_fd = shared_memory("corral-rows")
+        self._memory = shared_memory("corral-rows")
         self._reaper = OrphanReaper()
-        self._poll = select.poll()
+        self._poll = new_poll()
         self._by_fd: dict[int, WorkerHandle] = {}
         # Independent of self, so that an unclosed VecEnv ends its workers when collected or at exit.
-        self._stop = weakref.finalize(self, stop_workers, self._workers, self._reaper, self._memory_fd, os.getpid())
-        self._start_all([WorkerHandle(index, ids, self._memory_fd, job, self._reaper) for index, ids, job in jobs])
+        self._stop = weakref.finalize(self, stop_workers, self._workers, self._reaper, self._memory, os.getpid())
+        self._start_all([WorkerHandle(index, ids, self._memory, job, self._reaper) for index, ids, job in jobs])
 
     @property
     def worker_pids(self) -> list[int]:
@@ -112,7 +112,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
     def _start(self, worker: WorkerHandle) -> None:
         super()._start(worker)
         self._by_fd[worker.channel.fileno()] = worker
-        self._poll.register(worker.channel.fileno(), select.POLLIN)
+        self._poll.register(worker.channel.fileno(), READABLE)
 
     def _end(self, worker: WorkerHandle) -> None:
         fd = worker.channel.fileno()
@@ -121,9 +121,8 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
         super()._end(worker)
 
     def _make_rows(self) -> EnvRows:
-        size = EnvRows.nbytes(self.spec, self.num_envs)
-        os.ftruncate(self._memory_fd, size)
-        return EnvRows(self.spec, self.num_envs, mmap.mmap(self._memory_fd, size))
+        memory = self._memory.create(EnvRows.nbytes(self.spec, self.num_envs))
+        return EnvRows(self.spec, self.num_envs, memory)
 
     def _dispatch(self, chosen: IdSet, actions: list[Array]) -> None:
         self._rows.write_actions(chosen, actions)

@@ -23,7 +23,8 @@ from corral.link.auth import new_nonce
 from corral.link.client.fleet import Fleet, FleetMember
 from corral.link.client.session import SimulatorSession
 from corral.runtimes.child import describe_exit
-from corral.runtimes.orphan_reaper import OrphanReaper
+from corral.runtimes.orphan_reaper import OWN_GROUP, OrphanReaper
+from corral.runtimes.portable_reaper import end_group
 
 log = logging.getLogger("corral.link")
 
@@ -63,6 +64,8 @@ class Launcher:
     """`count` simulators of one command, in which `{url}` stands for the address they connect to."""
 
     def __init__(self, command: str, count: int, url: str, fleet: Fleet, recycling: Recycling):
+        if recycling.memory_mb and not resident_bytes():
+            raise UserError("recycle_mb needs Linux, which tells how much memory a process uses: use recycle_episodes.")
         self._argv = _split(command, url)
         self._count, self._fleet, self._recycling = count, fleet, recycling
         self._processes: list[_SimulatorProcess] = []
@@ -105,14 +108,14 @@ class Launcher:
         if self._member in self._fleet.members:
             self._fleet.members.remove(self._member)
         self._due.clear()
-        for timeout_s, how in ((_END_S, signal.SIGTERM), (_END_S, signal.SIGKILL)):
+        for timeout_s, end in ((_END_S, _ask_to_end), (_END_S, _kill)):
             until = time.monotonic() + timeout_s
             for process in self._processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.popen.wait(max(0.0, until - time.monotonic()))
             for process in self._processes:
                 if process.popen.poll() is None:
-                    _signal_group(process.popen.pid, how)
+                    end(process.popen)
         for process in list(self._processes):
             self._clean_up(process)
         self._reaper.stop()
@@ -121,8 +124,7 @@ class Launcher:
         instance = new_nonce()
         try:
             popen = subprocess.Popen(
-                self._argv, stdin=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, _MARK: instance.hex()},
+                self._argv, stdin=subprocess.DEVNULL, env={**os.environ, _MARK: instance.hex()}, **OWN_GROUP
             )  # fmt: skip
         except OSError as error:
             raise UserError(
@@ -185,7 +187,7 @@ class Launcher:
                 self._due.append(now)
 
     def _clean_up(self, process: _SimulatorProcess) -> None:
-        _signal_group(process.popen.pid, signal.SIGKILL)
+        _kill(process.popen)
         process.popen.wait()
         _kill_marked(process.mark.encode())
         self._reaper.unwatch(process.popen.pid)
@@ -195,7 +197,9 @@ class Launcher:
 
 def _split(command: str, url: str) -> list[str]:
     try:
-        argv = [word.replace("{url}", url) for word in shlex.split(command)]
+        # On Windows a backslash is a part of a path, and shlex then keeps quotation marks.
+        words = shlex.split(command) if os.name != "nt" else [w.strip('"') for w in shlex.split(command, posix=False)]
+        argv = [word.replace("{url}", url) for word in words]
     except ValueError as error:
         raise UserError(f"--sim {command!r} cannot be read as a command: {error}.") from error
     if not argv:
@@ -205,14 +209,25 @@ def _split(command: str, url: str) -> list[str]:
     return argv
 
 
-def _signal_group(pid: int, how: signal.Signals) -> None:
+def _ask_to_end(popen: subprocess.Popen[bytes]) -> None:
     # The group outlives its leader until we reap it, so the id cannot have been reused.
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, how)
+        if hasattr(os, "killpg"):
+            os.killpg(popen.pid, signal.SIGTERM)
+        else:
+            popen.send_signal(getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM))
+
+
+def _kill(popen: subprocess.Popen[bytes]) -> None:
+    end_group(popen.pid)
+    popen.kill()
 
 
 def _kill_marked(mark: bytes) -> None:
-    """End all processes with this mark in their environment: daemons and new sessions leave the process group."""
+    """End all processes with this mark in their environment: daemons and new sessions leave the process group.
+
+    They are found on Linux only.
+    """
     for _ in range(_MAX_SWEEPS):  # they may be starting others
         found = False
         for path in Path("/proc").glob("[0-9]*/environ"):
