@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from corral.core.gym_env import EnvFactory, build_env, legal, seeded_reset, unpack_step
-from corral.envs.supervision import IDLE, Watchdog
+from corral.envs.supervision import Supervision, Watchdog, starting
 
 _PROBE_S = 0.2
 _PROBE_STEPS = 2000
@@ -36,14 +36,14 @@ class Choice:
     why: str
 
 
-def measure(factory: EnvFactory, name: str, timeout_s: float) -> StepCost | None:
+def measure(factory: EnvFactory, name: str, supervision: Supervision) -> StepCost | None:
     """Step one environment with random actions for 0.2 s; None if its steps fail."""
-    mark = [IDLE]
     env, spec = build_env(factory, name)
-    watchdog = Watchdog(mark, timeout_s)
+    mark = [starting(0)]
+    watchdog = Watchdog(mark, supervision)
     try:
-        mark[0] = 0
         _, info = seeded_reset(env, 0)
+        mark[0] = 0
         spec.action_space.seed(0)
         actions = [spec.action_space.sample() for _ in range(64)]
         wall, cpu, steps = time.perf_counter(), time.process_time(), 0

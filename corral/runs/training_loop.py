@@ -171,8 +171,10 @@ class TrainingLoop:
     def _note(self, kind: str, text: str) -> None:
         topology: Topology | None = getattr(self, "_topology", None)  # it also calls this while it is built
         steps = 0 if topology is None else topology.env_steps
-        self._events.add(kind, text, env_steps=steps)
-        if kind != "fault":  # the VecEnv has logged it, with its traceback
+        if kind == "fault":  # the VecEnv has logged it, with its traceback
+            self._events.add_similar(kind, text, env_steps=steps)
+        else:
+            self._events.add(kind, text, env_steps=steps)
             log.log(logging.WARNING if kind in _WARNINGS else logging.INFO, "%s", text)
 
     def _result(self, run: ActiveRun) -> Result:

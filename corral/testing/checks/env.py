@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sysconfig
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces as gs
 
-import corral
-from corral.core.errors import EnvFailed, UserError
+from corral.core.errors import EnvFailed, UserError, describe_error
 from corral.core.machine import cores
 from corral.core.seeding import env_seed
 from corral.core.spaces import Layout
@@ -33,7 +29,6 @@ Outcome = tuple[Status, str]
 _COMPARE_STEPS, _COMPARE_S = 200, 2.0
 _WORKER_STEPS = 20
 _STEP_TIMEOUT_S = 60.0
-_LIBRARY_PATHS = (str(Path(corral.__file__).parent), sysconfig.get_paths()["stdlib"], "<")
 
 
 @dataclass
@@ -123,7 +118,7 @@ def _step(subject: Subject) -> Outcome:
     try:
         play_at_random(play, subject.instance, subject.observation, subject.steps, subject.seed)
     except (Exception, SystemExit) as error:
-        return "fail", f"at step {play.steps + 1}, {describe(error)}"
+        return "fail", f"at step {play.steps + 1}, {describe_error(error)}"
     if play.step_problem:
         return "fail", play.step_problem
     if play.odd_flags:
@@ -253,7 +248,7 @@ def _drive(subject: Subject, vec: VecEnv) -> list[bytes]:
 
 
 def _speed(subject: Subject) -> Outcome:
-    cost = auto.measure(subject.factory, "the environment", _STEP_TIMEOUT_S)
+    cost = auto.measure(subject.factory, "the environment", Supervision(step_timeout_s=_STEP_TIMEOUT_S))
     choice = auto.choose(cost, 8, None, cores())
     if cost is None:
         return "fail", "a step raised an exception while it was timed"
@@ -261,15 +256,6 @@ def _speed(subject: Subject) -> Outcome:
         f"a step takes {_time(cost.wall_s)}, {_time(cost.cpu_s)} of it computing; backend='auto' takes "
         f"'{choice.backend}' for 8 environments"
     )
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line, with its place in the environment's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(_LIBRARY_PATHS) and "site-packages" not in f.filename]
-    place = f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name})" if own else ""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}{place}"
 
 
 def _short(space: gymnasium.Space[Any]) -> str:

@@ -26,7 +26,7 @@ from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.pending_faults import PendingFaults
 from corral.envs.stepping.rows import EnvRows
-from corral.envs.supervision import IDLE, Fault, FaultLog, Supervision
+from corral.envs.supervision import IDLE, Fault, FaultLog, Supervision, marked_env
 from corral.snapshot.rng import write_space_rngs
 
 
@@ -156,6 +156,7 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
         if self._allocated:
             self._in_flight.closed = True
         self._stop()
+        self._log.close()
 
     def _wait(self, wait_for_all: bool, timeout_s: float) -> None:
         """Handle messages, and from time to time look for workers that hang."""
@@ -296,7 +297,7 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
             names = ", ".join(map(str, worker.ids.tolist()[:16]))
             raise EnvFailed(f"The worker that builds environments {names} of {self._name} failed: {report}")
         self._asked.discard(worker.index)
-        culprit = int(self._rows.mark[worker.index])
+        culprit = marked_env(int(self._rows.mark[worker.index]))
         self._report_lost(worker.ids, int(worker.ids[0]) if culprit == IDLE else culprit, kind, report)
         self._rows.mark[worker.index] = IDLE
         if self._in_flight.started:

@@ -51,7 +51,7 @@ class EnvWorker(ABC):
         # data format carries.
         factories, name = cloudpickle.loads(job)
         self._group = EnvGroup(factories, name, lambda fault: self.post(msg.FAULT, asdict(fault)), [IDLE])
-        spec = self._group.build()
+        spec = self._group.build(lambda: self.post(msg.ALIVE, None))
         self.post(msg.SPEC, {**spec.to_json(), "space_rngs": read_space_rngs(spec)})
 
     def step(self, chosen: IdSet) -> None:
