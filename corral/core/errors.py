@@ -22,6 +22,10 @@ class RunFailed(RuntimeError):
     """A run that cannot continue, for example because its losses are no longer finite (exit code 1)."""
 
 
+class EnvNotStarted(UserError, EnvFailed):
+    """An environment that raises while it is built or reset for the first time: a mistake in it or its arguments."""
+
+
 def describe_error(error: BaseException) -> str:
     """An exception in one line, with the place where it was raised outside of Corral.
 
@@ -29,7 +33,9 @@ def describe_error(error: BaseException) -> str:
     """
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith((f"{_CORRAL}{os.sep}", "<"))]
-    own = [frame for frame in outside if not frame.filename.startswith(_STDLIB) and "site-packages" not in frame.filename]
+    own = [
+        frame for frame in outside if not frame.filename.startswith(_STDLIB) and "site-packages" not in frame.filename
+    ]
     places = [f"{frame.filename}:{frame.lineno}, in {frame.name}" for frame in outside[-1:]]
     if own and own[-1] is not outside[-1]:
         places.append(f"called at {own[-1].filename}:{own[-1].lineno}")

@@ -6,7 +6,7 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from corral.core.gym_env import EnvFactory, build_env, legal, seeded_reset, unpack_step
+from corral.core.gym_env import EnvFactory, build_env, explained, legal, seeded_reset, unpack_step
 from corral.envs.supervision import Supervision, Watchdog, starting
 
 _PROBE_S = 0.2
@@ -42,7 +42,8 @@ def measure(factory: EnvFactory, name: str, supervision: Supervision) -> StepCos
     mark = [starting(0)]
     watchdog = Watchdog(mark, supervision)
     try:
-        _, info = seeded_reset(env, 0)
+        with explained(f"{name} cannot be reset"):
+            _, info = seeded_reset(env, 0)
         mark[0] = 0
         spec.action_space.seed(0)
         actions = [spec.action_space.sample() for _ in range(64)]

@@ -31,11 +31,28 @@ from corral.learn.learner import Learner
 from corral.learn.weights import to_tensors
 from corral.runtimes.base import MakeRole
 
+_MAX_VALUES = 1 << 16
+_BUILD_S = 180.0
+
 
 def make_algorithm(experiment: Experiment, spec: EnvSpec) -> Algorithm:
     """The experiment's algorithm, for environments with this `spec`."""
+    _require_countable(spec)
     algo: Algorithm = find_algorithm(experiment.algo).load()(experiment.algorithm, spec, experiment.num_envs)
     return algo
+
+
+def _require_countable(spec: EnvSpec) -> None:
+    """UserError if a network would need an input or output for each of very many values."""
+    for what, layout in (("observation", spec.observation), ("action", spec.action)):
+        for leaf in layout.leaves:
+            values = int(np.sum(getattr(leaf.space, "nvec", getattr(leaf.space, "n", 0))))
+            if values > _MAX_VALUES and leaf.is_discrete:
+                raise UserError(
+                    f"{spec.name} has {values:,} values in its {what} space {leaf.space}, and a network has one "
+                    f"{'input' if what == 'observation' else 'output'} for each, at most {_MAX_VALUES:,}: split it "
+                    "into several small numbers (MultiDiscrete), or use a Box."
+                )
 
 
 def build_model(algo: Algorithm, seed: int, device: str = "cpu", rank: int = 0) -> torch.nn.Module:
@@ -60,6 +77,11 @@ def load_learner(learner: Learner, state: Value) -> None:
     """Load the state of another learner, except its RNG and the observations that it will add to the statistics."""
     own = learner.state_dict()
     learner.load_state_dict({**to_tensors(state), "rng": own["rng"], "new_moments": own["new_moments"]})
+
+
+def start_limit_s(experiment: Experiment) -> float:
+    """Seconds for an actor to start: one environment to measure, those that it steps in turn, and the network."""
+    return _BUILD_S + experiment.supervision.start_timeout_s * (1 + experiment.envs_per_actor)
 
 
 def role_factory(role: Callable[..., Any], *args: Any) -> Callable[[int], MakeRole]:
@@ -117,6 +139,8 @@ class Topology(ABC):
     episodes: EpisodeStats
     sees_rollouts = True
     """Whether trajectories reach this process."""
+    awaits_envs = False
+    """Whether this thread waits for environments, which may take as long as their deadlines."""
 
     def __init__(self, experiment: Experiment, note: Note, on_rollout: OnRollout = lambda trajectory: None):
         self.experiment, self._note, self._on_rollout = experiment, note, on_rollout

@@ -19,7 +19,16 @@ import numpy as np
 
 from corral.core import seeding
 from corral.core.errors import EnvFailed, describe_error
-from corral.core.gym_env import EnvFactory, SharedEnv, build_env, claim, release, require_same_spaces, seeded_reset
+from corral.core.gym_env import (
+    EnvFactory,
+    SharedEnv,
+    build_env,
+    claim,
+    explained,
+    release,
+    require_same_spaces,
+    seeded_reset,
+)
 from corral.core.types import Array, EnvSpec
 from corral.envs.stepping.checks import RowChecks
 from corral.envs.stepping.id_set import IdSet, IdSets
@@ -101,11 +110,14 @@ class EnvGroup:
         self._run_seed, self._role = run_seed, role
         rows = self.rows
         for env_id in ids.tolist():
+            seed = seeding.env_seed(run_seed, role, env_id, int(rows.episode[env_id]))
+            if not lenient:
+                with explained(f"{self._name} cannot be reset"):
+                    self.start(env_id, seed)
+                continue
             try:
-                self.start(env_id, seeding.env_seed(run_seed, role, env_id, int(rows.episode[env_id])))
+                self.start(env_id, seed)
             except (Exception, SystemExit) as error:
-                if not lenient:
-                    raise
                 self._report(rows.fault(env_id, "raised", "in reset():\n" + _trace(error)))
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
                 self._first(env_id)

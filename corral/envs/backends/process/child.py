@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import socket
 from typing import Any
@@ -18,6 +19,7 @@ from corral.runtimes.child import read_shared
 
 def main(sock: socket.socket, memory_fd: int, job_fd: int) -> None:
     """Serve one ProcessVecEnv until it sends CLOSE or disconnects."""
+    logging.getLogger("corral").setLevel(logging.WARNING)  # the parent has said what importing the environment says
     channel = Channel(sock)
     worker = _Worker(channel, memory_fd)
     try:

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import cloudpickle
 import numpy as np
 
-from corral.core.errors import EnvFailed, UserError
+from corral.core.errors import EnvFailed, EnvNotStarted, UserError
 from corral.core.gym_env import EnvFactory, require_same_spaces
 from corral.core.types import Array, EnvSpec
 from corral.envs.backends.remote import messages as msg
@@ -226,7 +226,7 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
             if self._allocated and not worker.running:  # a replacement could not be built; the budget limits how often
                 self._replace(worker, "raised", data["text"])
                 return
-            raise UserError(data["text"]) if data["kind"] == "user" else EnvFailed(data["text"])
+            raise {"start": EnvNotStarted, "user": UserError, "failed": EnvFailed}[data["kind"]](data["text"])
 
     def _send_reset(self, worker: W, ids: Array, *, lenient: bool, whole: bool = False) -> None:
         worker.pending += len(ids)
