@@ -86,20 +86,21 @@ def explained(what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code == _TERMINATED:
             raise
-        raise EnvNotStarted(f"{what}: {explain(error)}") from error
+        remedy = "; correct that first, `corral check-env` tries the environment alone"
+        raise EnvNotStarted(f"{what}: {explain(error, remedy)}.") from error
 
 
-def explain(error: BaseException) -> str:
-    """What is wrong, and the remedy, in one sentence."""
+def explain(error: BaseException, otherwise: str = "") -> str:
+    """An environment's exception in one line, with the remedy if it is known; `otherwise` is that of all others."""
     cause = error.__cause__ if isinstance(error, gymnasium.error.DependencyNotInstalled) else error
     package = (getattr(cause, "name", None) or "").partition(".")[0] if isinstance(cause, ImportError) else ""
     if package in INSTALL:
-        return f"the package {package} is missing; {INSTALL[package]}."
+        return f"the package {package} is missing; {INSTALL[package]}"
     if isinstance(cause, ModuleNotFoundError):
-        return f"{describe_error(error)}; install the package that has it."
+        return f"{describe_error(error)}; install the package that has it"
     if isinstance(error, TypeError) and "unexpected keyword argument 'seed'" in str(error):
-        return f"its reset() takes no seed, as in the old gym interface; {OLD_GYM}."
-    return f"{describe_error(error)}; correct that first, `corral check-env` tries the environment alone."
+        return f"{describe_error(error)}, as in the old gym interface; {OLD_GYM}"
+    return f"{describe_error(error)}{otherwise}"
 
 
 def spec_of(env: Any, name: str) -> EnvSpec:

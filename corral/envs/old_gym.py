@@ -28,7 +28,7 @@ from corral.core.errors import UserError
 from corral.core.gym_env import unpack_step
 
 _log = logging.getLogger("corral.envs")
-_said: set[str] = set()
+_announced: set[str] = set()
 
 
 def old_gym(build: Callable[..., Any], *, observation_space: Any = None, action_space: Any = None) -> OldGym:
@@ -62,8 +62,8 @@ class OldGym:
 
     def announce(self) -> None:
         """Say once what is assumed about `done`."""
-        if self.name not in _said:
-            _said.add(self.name)
+        if self.name not in _announced:
+            _announced.add(self.name)
             _log.info(
                 "%s is adapted from the old gym interface: where step() returns four values, done counts as "
                 'terminated, or as truncated if info["TimeLimit.truncated"] is true; set that where a time limit ends '

@@ -148,15 +148,19 @@ def find_spec(env_id: str) -> GymSpec:
     return spec
 
 
+def _not_imported(wanted: str, error: Exception) -> EnvNotStarted:
+    return EnvNotStarted(f"{wanted!r} cannot be imported: {explain(error, '; correct that first')}.")
+
+
 def import_module(module: str, wanted: str, hint: str = "check the name and that it is on the Python path") -> Any:
     """Import the module of something that a user named; UserError if there is none."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
-            raise EnvNotStarted(f"{wanted!r} cannot be imported: {explain(error)}") from error
+            raise _not_imported(wanted, error) from error
         raise UserError(f"{wanted!r} needs the module {module!r}, which cannot be imported; {hint}.") from error
     except UserError:
         raise
     except Exception as error:
-        raise EnvNotStarted(f"{wanted!r} cannot be imported: {explain(error)}") from error
+        raise _not_imported(wanted, error) from error

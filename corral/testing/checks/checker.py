@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from corral.core.errors import UserError, describe_error
+from corral.core.errors import UserError
+from corral.core.gym_env import explain
 from corral.envs.backends.simulators.options import is_url
 from corral.envs.resolve import EnvLike
 from corral.testing.checks.env import CHECKS, FOUNDATIONS, Outcome, Status, Subject
@@ -87,4 +88,4 @@ def _run(name: str, check: Callable[[Any], Outcome], subject: Any) -> Outcome:
             raise
         return "fail", str(error)
     except (Exception, SystemExit) as error:
-        return "fail", describe_error(error)
+        return "fail", explain(error)

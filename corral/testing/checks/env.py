@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import spaces as gs
 
 from corral.core.errors import EnvFailed, UserError, describe_error
+from corral.core.gym_env import OLD_GYM
 from corral.core.machine import cores
 from corral.core.seeding import env_seed
 from corral.core.spaces import Layout
@@ -84,7 +85,8 @@ def _build(subject: Subject) -> Outcome:
     env = subject.instance
     if not isinstance(env, gymnasium.Env):
         subject.opened.clear()
-        return "fail", f"{subject.name} returned a {type(env).__name__}, which is not a gymnasium.Env"
+        hint = f"; {OLD_GYM}" if callable(getattr(env, "step", None)) else ""
+        return "fail", f"{subject.name} returned a {type(env).__name__}, which is not a gymnasium.Env{hint}"
     kind = type(env.unwrapped)
     return "pass", f"{kind.__module__}:{kind.__name__}"
 
@@ -93,8 +95,10 @@ def _spaces(subject: Subject) -> Outcome:
     env = subject.instance
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), gymnasium.Space):
-            return "fail", f"{name} must be a gymnasium space, set in __init__"
+            return "fail", f"{name} must be a gymnasium space, set in __init__ or passed to corral.envs.old_gym"
     subject.observation, subject.action = Layout(env.observation_space), Layout(env.action_space)
+    if not all(any(np.prod(leaf.shape) for leaf in layout.leaves) for layout in (subject.observation, subject.action)):
+        return "fail", f"a space without any number: {env.observation_space}, {env.action_space}"
     text = f"observation {_short(env.observation_space)}, action {_short(env.action_space)}"
     for leaf in subject.action.leaves:
         if isinstance(leaf.space, gs.Box) and not leaf.space.is_bounded():
@@ -105,7 +109,7 @@ def _spaces(subject: Subject) -> Outcome:
 def _reset(subject: Subject) -> Outcome:
     result: Any = subject.instance.reset(seed=subject.seed)
     if not (isinstance(result, tuple) and len(result) == 2):
-        return "fail", f"reset() must return (obs, info), got a {type(result).__name__}"
+        return "fail", f"reset() must return (obs, info), got a {type(result).__name__}; {OLD_GYM}"
     if not isinstance(result[1], dict):
         return "fail", f"the info of reset() must be a dict, got a {type(result[1]).__name__}"
     if found := subject.observation.problem(result[0]):
