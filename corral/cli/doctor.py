@@ -155,6 +155,7 @@ EXTRAS = {
     "plot": ("matplotlib",),
     "video": ("imageio_ffmpeg", "pygame"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
+    "box2d": ("Box2D", "pygame"),
     "bullet": ("pybullet",),
     "games": ("pettingzoo", "chess", "pygame"),
     "mujoco": ("mujoco",),

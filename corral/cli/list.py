@@ -40,30 +40,42 @@ class EnvFamily:
 
     title: str
     module: str = ""  # the package that must be installed
-    install: str = ""
 
     @property
     def ready(self) -> bool:
         return not self.module or importlib.util.find_spec(self.module) is not None
 
+    @property
+    def install(self) -> str:
+        from corral.core.gym_env import INSTALL
 
-_ATARI = EnvFamily("Atari", "ale_py", "pip install 'corral-rl[atari]'")
-_OLD_ATARI = EnvFamily("Atari, older names", "ale_py", _ATARI.install)
+        return INSTALL.get(self.module, f"install {self.module}")
+
+
+_ATARI = EnvFamily("Atari", "ale_py")
+_OLD_ATARI = EnvFamily("Atari, older names", "ale_py")
 _GROUPS = {
     "gymnasium.envs.classic_control": EnvFamily("Classic control"),
     "gymnasium.envs.toy_text": EnvFamily("Toy text"),
-    "gymnasium.envs.box2d": EnvFamily("Box2D", "Box2D", "pip install swig 'gymnasium[box2d]'"),
-    "gymnasium.envs.mujoco": EnvFamily("MuJoCo", "mujoco", "pip install 'gymnasium[mujoco]'"),
-    "gymnasium.envs.phys2d": EnvFamily("Classic control in JAX", "jax", "pip install 'gymnasium[jax]'"),
-    "gymnasium.envs.tabular": EnvFamily("Toy text in JAX", "jax", "pip install 'gymnasium[jax]'"),
+    "gymnasium.envs.box2d": EnvFamily("Box2D", "Box2D"),
+    "gymnasium.envs.mujoco": EnvFamily("MuJoCo", "mujoco"),
+    "gymnasium.envs.phys2d": EnvFamily("Classic control in JAX", "jax"),
+    "gymnasium.envs.tabular": EnvFamily("Toy text in JAX", "jax"),
     "corral.envs.suites.games": EnvFamily("Board games"),
     "ale_py": _ATARI,
 }
 
 
+_SUITES = {
+    "corral.envs.suites:atari": _ATARI,
+    "corral.envs.suites:pixels": EnvFamily("Pixels", "cv2"),
+}
+"""Environments that others are made from, with `--env-kwargs game=Pong` and `--env-kwargs env=CartPole-v1`."""
+
+
 @dataclass(frozen=True)
 class ListEnvs:
-    """List the environments that can be used by id; one id per line if the output is not a terminal."""
+    """List the environments that can be used by name; one per line if the output is not a terminal."""
 
     filter: Annotated[str, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = ""
     """Only ids that contain this text."""
@@ -73,19 +85,22 @@ class ListEnvs:
         if sys.stdout.isatty():
             _print_groups(groups, self.filter)
         else:
-            for ids in groups.values():
-                print(*ids, sep="\n")
+            for group, ids in groups.items():
+                if group.ready:
+                    print(*ids, sep="\n")
         return 0
 
 
 def registered(text: str = "") -> dict[EnvFamily, list[str]]:
-    """Registered ids that contain `text`, by family; UserError if there are none."""
+    """Registered ids that contain `text`, by family; UserError if none of them can be used."""
     import gymnasium
 
     if _ATARI.ready:
         importlib.import_module("ale_py")  # registers its ids
     importlib.import_module("corral.envs.suites.games")  # so does this
     groups: dict[EnvFamily, list[str]] = {}
+    if suites := [name for name in _SUITES if text.lower() in name.lower() and _SUITES[name].ready]:
+        groups[EnvFamily("Suites")] = suites
     for env_id, spec in gymnasium.registry.items():
         # A callable entry point in Gymnasium only reports that the environment has moved.
         if isinstance(spec.entry_point, str) and text.lower() in env_id.lower():
@@ -94,6 +109,9 @@ def registered(text: str = "") -> dict[EnvFamily, list[str]]:
         close = difflib.get_close_matches(text, gymnasium.registry, 3, 0.5)
         hint = f" Close: {', '.join(close)}." if close else " `corral list envs` shows all."
         raise UserError(f"No environment id contains {text!r}.{hint}")
+    if not any(group.ready for group in groups):
+        group, ids = next(iter(groups.items()))
+        raise UserError(f"{ids[0]} needs the package {group.module}, which is missing; {group.install}.")
     in_order = sorted(groups, key=lambda group: group is _OLD_ATARI)
     return {group: sorted(groups[group]) for group in in_order}
 
@@ -117,9 +135,12 @@ def _print_groups(groups: dict[EnvFamily, list[str]], text: str) -> None:
     for group, ids in groups.items():
         note = "  native backend: ALE" if group in (_ATARI, _OLD_ATARI) else ""
         if not group.ready:
-            note += f"  not installed: {group.install}"
+            console.print(f"{group.title}: {len(ids)} more, not installed: {group.install}\n", style="yellow")
+            continue
+        if group.title == "Suites":
+            note = "  with --env-kwargs game=Pong, --env-kwargs env=CartPole-v1"
         console.print(f"{group.title} ({len(ids)})", style="bold", end="")
-        console.print(note, style="green" if group.ready else "yellow")
+        console.print(note, style="green")
         if group is _OLD_ATARI and not text:
             console.print("  e.g. PongNoFrameskip-v4; `corral list envs --filter pong` shows those of a game\n")
             continue

@@ -18,6 +18,7 @@ from corral.config.environment import describe_env, find_env, folder_name
 from corral.config.migrate import read_config
 from corral.core.errors import UserError
 from corral.core.machine import cores
+from corral.envs.supervision import Supervision
 from corral.learn.exchange.config import DataParallelConfig
 from corral.nets.config import NetConfig
 
@@ -82,6 +83,7 @@ class Experiment:
     """How the environments run."""
     workers: int | None = None
     """Worker processes or threads of the environments; none: the backend decides."""
+    supervision: Supervision = field(default_factory=Supervision)
     topology: Literal["sync", "actor_learner", "central_inference", "data_parallel"] = "sync"
     """How acting and learning are distributed."""
     runtime: Literal["auto", "inline", "process", "ray"] = "auto"

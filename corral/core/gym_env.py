@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
+import signal
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,12 +14,30 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import HumanRendering, RecordVideo, RenderCollection
 
-from corral.core.errors import UserError
+from corral.core.errors import EnvFailed, EnvNotStarted, UserError, describe_error
 from corral.core.types import Array, EnvSpec
 
 Env = gymnasium.Env[Any, Any]
 EnvFactory = Callable[[], Env]
 _RENDER_WRAPPERS = (HumanRendering, RecordVideo, RenderCollection)
+INSTALL = {
+    "Box2D": "pip install 'corral-rl[box2d]'",
+    "mujoco": "pip install 'corral-rl[mujoco]'",
+    "jax": "pip install 'gymnasium[jax]'",
+    "flax": "pip install 'gymnasium[jax]'",
+    "ale_py": "pip install 'corral-rl[atari]'",
+    "cv2": "pip install 'corral-rl[atari]'",
+    "pygame": "pip install 'corral-rl[pixels]'",
+    "pybullet": "pip install 'corral-rl[bullet]'",
+    "pettingzoo": "pip install 'corral-rl[games]'",
+}
+"""Package that environments need -> what installs it."""
+OLD_GYM = (
+    "adapt such a class with corral.envs.old_gym(Class, observation_space=..., action_space=...), assign the result to "
+    "a name in your module, and use module:NAME"
+)
+"""The remedy for environments with the interface of gym before 0.26."""
+_TERMINATED = 128 + signal.SIGTERM  # the exit code with which `corral` unwinds after SIGTERM
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """What steps an environment of this process, by the id of the unwrapped environment, which the owner keeps alive."""
 
@@ -49,10 +69,38 @@ def require_unused(env: Env, name: str) -> None:
 
 def build_env(factory: EnvFactory, name: str) -> tuple[gymnasium.Env[Any, Any], EnvSpec]:
     """Build one environment; UserError if that fails, it is in use already, or its spaces are not supported."""
-    env = factory()
+    with explained(f"{name} cannot be built"):
+        env = factory()
     spec = spec_of(env, name)
     require_unused(env, name)
     return env, spec
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Raise EnvNotStarted in place of any other exception of an environment; the message begins with `what`."""
+    try:
+        yield
+    except (UserError, EnvFailed):
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code == _TERMINATED:
+            raise
+        remedy = "; correct that first, `corral check-env` tries the environment alone"
+        raise EnvNotStarted(f"{what}: {explain(error, remedy)}.") from error
+
+
+def explain(error: BaseException, otherwise: str = "") -> str:
+    """An environment's exception in one line, with the remedy if it is known; `otherwise` is that of all others."""
+    cause = error.__cause__ if isinstance(error, gymnasium.error.DependencyNotInstalled) else error
+    package = (getattr(cause, "name", None) or "").partition(".")[0] if isinstance(cause, ImportError) else ""
+    if package in INSTALL:
+        return f"the package {package} is missing; {INSTALL[package]}"
+    if isinstance(cause, ModuleNotFoundError):
+        return f"{describe_error(error)}; install the package that has it"
+    if isinstance(error, TypeError) and "unexpected keyword argument 'seed'" in str(error):
+        return f"{describe_error(error)}, as in the old gym interface; {OLD_GYM}"
+    return f"{describe_error(error)}{otherwise}"
 
 
 def spec_of(env: Any, name: str) -> EnvSpec:
@@ -60,17 +108,21 @@ def spec_of(env: Any, name: str) -> EnvSpec:
     if not isinstance(env, gymnasium.Env):
         raise UserError(
             f"The factory of {name} returned {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env; "
-            "return the environment from it."
+            + (f"{OLD_GYM}." if callable(getattr(env, "step", None)) else "return the environment from it.")
         )
     for what in ("observation_space", "action_space"):
         if not isinstance(getattr(env, what, None), gymnasium.Space):
-            raise UserError(f"{name} has no {what}; set one in its __init__.")
+            raise UserError(
+                f"{name} has no {what} of gymnasium.spaces; set one in its __init__, or pass it to corral.envs.old_gym."
+            )
     limit = env.spec.max_episode_steps if env.spec is not None else None
     # Copies: sampling from the spec's spaces must not change what the environment draws from its own.
     spec = EnvSpec(copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space), name, limit)
     for layout in (spec.observation, spec.action):
         if not layout.leaves:
             raise UserError(f"{name} has an empty space, {layout.space}; give it at least one leaf.")
+        if not any(np.prod(leaf.shape) for leaf in layout.leaves):
+            raise UserError(f"{name} has a space without any number, {layout.space}; give it a shape without zeros.")
     return spec
 
 
@@ -79,8 +131,8 @@ def unpack_step(result: Any, name: str) -> tuple[Any, Any, Any, Any, Any]:
     if isinstance(result, tuple) and len(result) == 5:
         return result
     raise UserError(
-        f"{name}: step() must return (obs, reward, terminated, truncated, info); wrap an environment of the old gym "
-        "interface in gymnasium's conversion wrapper first."
+        f"{name}: step() must return (obs, reward, terminated, truncated, info); for four values of the old gym "
+        f"interface, {OLD_GYM}."
     )
 
 
@@ -99,7 +151,10 @@ def seeded_reset(env: gymnasium.Env[Any, Any], seed: int) -> tuple[Any, Any]:
     """First observation and info of a seeded episode; UserError if reset() has the old interface."""
     result = env.reset(seed=seed)
     if not (isinstance(result, tuple) and len(result) == 2):
-        raise UserError(f"{type(env.unwrapped).__name__}.reset() must return (obs, info), got {type(result).__name__}.")
+        raise UserError(
+            f"{type(env.unwrapped).__name__}.reset() must return (obs, info), got {type(result).__name__}; for an "
+            f"observation alone, as in the old gym interface, {OLD_GYM}."
+        )
     return result
 
 

@@ -6,7 +6,11 @@ import contextlib
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 
 class _DefaultHandler(logging.Handler):
@@ -36,6 +40,33 @@ def log_level(name: str, level: int) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+class Repeats(Generic[T]):
+    """Counts what repeats itself, to show it the first time and each time its number has doubled."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._hidden: dict[str, T] = {}
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def count(self, key: str, value: T) -> int:
+        """How often `key` was counted, if `value` is to be shown; otherwise 0, and `value` is kept for the end."""
+        self._counts[key] += 1
+        count = self._counts[key]
+        if count & (count - 1):
+            self._hidden[key] = value
+            return 0
+        self._hidden.pop(key, None)
+        return count
+
+    def rest(self) -> list[tuple[int, T]]:
+        """For each key with a count that was not shown: the count, and the last value."""
+        rest = [(self._counts[key], value) for key, value in self._hidden.items()]
+        self._hidden.clear()
+        return rest
 
 
 _AT_ONCE, _EVERY_S = 10, 10.0

@@ -6,8 +6,8 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from corral.core.gym_env import EnvFactory, build_env, legal, seeded_reset, unpack_step
-from corral.envs.supervision import IDLE, Watchdog
+from corral.core.gym_env import EnvFactory, build_env, explained, legal, seeded_reset, unpack_step
+from corral.envs.supervision import Supervision, Watchdog, starting
 
 _ROUNDS = 4
 _ROUND_S, _SPIN_S = 0.05, 0.02
@@ -37,17 +37,18 @@ class Choice:
     why: str
 
 
-def measure(factory: EnvFactory, name: str, timeout_s: float) -> StepCost | None:
+def measure(factory: EnvFactory, name: str, supervision: Supervision) -> StepCost | None:
     """Step one environment with random actions for 0.2 s; None if its steps fail.
 
     Time for which other processes have the core is not waiting: a loop that only computes measures how much that is.
     """
-    mark = [IDLE]
     env, spec = build_env(factory, name)
-    watchdog = Watchdog(mark, timeout_s)
+    mark = [starting(0)]
+    watchdog = Watchdog(mark, supervision)
     try:
+        with explained(f"{name} cannot be reset"):
+            _, info = seeded_reset(env, 0)
         mark[0] = 0
-        _, info = seeded_reset(env, 0)
         spec.action_space.seed(0)
         actions = [spec.action_space.sample() for _ in range(64)]
         wall_s = cpu_s = spin_wall_s = spin_cpu_s = 0.0

@@ -101,7 +101,7 @@ def _from_factories(
     reason, resolved_backend = "", None
     count = min(workers or cores, num_envs)
     if backend == "auto":
-        cost = auto.measure(factories[0], name, supervision.step_timeout_s)
+        cost = auto.measure(factories[0], name, supervision)
         chosen = auto.choose(cost, num_envs, workers, cores)
         backend, count = chosen.backend, chosen.workers
         resolved_backend = backend, count if backend == "process" else workers

@@ -14,9 +14,22 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
-from corral.core.errors import UserError
-from corral.core.gym_env import EnvFactory
+from corral.core.errors import EnvNotStarted, UserError
+from corral.core.gym_env import EnvFactory, explain
+from corral.envs import suites
+from corral.envs.old_gym import OldGym
 from corral.envs.suites.atari import is_atari_id
+
+_PLUGINS = {
+    "MiniGrid-": "minigrid", "BabyAI-": "minigrid", "MiniWorld-": "miniworld", "mo-": "mo_gymnasium",
+    "highway-": "highway_env", "merge-": "highway_env", "roundabout-": "highway_env", "parking-": "highway_env",
+    "intersection-": "highway_env", "racetrack-": "highway_env", "exit-v": "highway_env", "u-turn-": "highway_env",
+    "two-way-": "highway_env", "lane-keeping-": "highway_env",
+    "Fetch": "gymnasium_robotics", "Hand": "gymnasium_robotics", "AntMaze": "gymnasium_robotics",
+    "PointMaze": "gymnasium_robotics", "Adroit": "gymnasium_robotics", "FrankaKitchen": "gymnasium_robotics",
+    "PyFlyt/": "PyFlyt.gym_envs", "Meta-World/": "metaworld",
+}  # fmt: skip
+"""Beginning of an id -> package whose import registers it in Gymnasium."""
 
 EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
 
@@ -62,6 +75,8 @@ def resolve(env: EnvLike, kwargs: Mapping[str, Any] | None = None) -> Resolved:
             f"Got an instance of {type(env.unwrapped).__name__}, but several are needed: pass a function that creates "
             "one, e.g. make_vec(lambda: MyEnv())."
         )
+    if isinstance(env, OldGym):
+        env.announce()
     if callable(env):
         name = getattr(env, "name", None) or getattr(env, "__qualname__", None) or type(env).__name__
         return Resolved(name, _from_callable(env, kwargs) if kwargs else env)
@@ -73,6 +88,10 @@ def _from_string(text: str, kwargs: dict[str, Any]) -> Resolved:
     if colon:
         module = import_module(module_name, text)
         target = getattr(module, attribute, None)
+        if isinstance(target, OldGym):
+            target.announce()
+        if target in (suites.atari, suites.pixels):
+            return _from_suite(text, target, kwargs)
         if callable(target):
             return Resolved(text, _from_callable(target, kwargs))
         if attribute not in gymnasium.registry:
@@ -84,6 +103,16 @@ def _from_string(text: str, kwargs: dict[str, Any]) -> Resolved:
         text = attribute
     spec = find_spec(text)  # builds without the registry, which worker processes do not share
     return Resolved(text, _Factory(spec.id, partial(gymnasium.make, spec), kwargs))
+
+
+def _from_suite(text: str, suite: Callable[..., Any], kwargs: dict[str, Any]) -> Resolved:
+    """The environment that a suite describes; `render_mode` is for building it."""
+    build = {key: kwargs.pop(key) for key in ("render_mode",) if key in kwargs}
+    try:
+        made = suite(**kwargs)
+    except TypeError as error:
+        raise UserError(f"{text}: {error}; correct its env_kwargs.") from error
+    return Resolved(made.name, _from_callable(made, build) if build else made)
 
 
 def _from_callable(build: Callable[..., gymnasium.Env[Any, Any]], kwargs: Mapping[str, Any]) -> _Factory:
@@ -102,8 +131,14 @@ def find_spec(env_id: str) -> GymSpec:
         ids = {name.lower(): name for name in gymnasium.registry}
         close = difflib.get_close_matches(env_id.lower(), list(ids), 3, 0.6)
         hint = f" Close: {', '.join(ids[name] for name in close)}." if close else ""
+        module = next((module for start, module in _PLUGINS.items() if env_id.startswith(start)), "")
+        if module:  # whose import registers it
+            raise UserError(
+                f"No environment {env_id!r}; it may be in {module}: install that, and use {module}:{env_id}."
+            ) from error
         raise UserError(
-            f"No environment {env_id!r}.{hint} `corral list envs` shows all; give your own as module:Class."
+            f"No environment {env_id!r}.{hint} `corral list envs` shows all; give your own as module:Class, and an id "
+            "that a package registers as module:ID."
         ) from error
     spec.disable_env_checker = True
     spec.order_enforce = False
@@ -113,11 +148,19 @@ def find_spec(env_id: str) -> GymSpec:
     return spec
 
 
+def _not_imported(wanted: str, error: Exception) -> EnvNotStarted:
+    return EnvNotStarted(f"{wanted!r} cannot be imported: {explain(error, '; correct that first')}.")
+
+
 def import_module(module: str, wanted: str, hint: str = "check the name and that it is on the Python path") -> Any:
     """Import the module of something that a user named; UserError if there is none."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module exists but one of its imports fails: its traceback is the better message
+            raise _not_imported(wanted, error) from error
         raise UserError(f"{wanted!r} needs the module {module!r}, which cannot be imported; {hint}.") from error
+    except UserError:
+        raise
+    except Exception as error:
+        raise _not_imported(wanted, error) from error

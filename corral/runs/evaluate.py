@@ -24,7 +24,6 @@ from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike
 from corral.envs.suites.games.board_env import game_of, is_self_play
-from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
 from corral.runs.folder import require_same_env
 from corral.runs.load import LoadedPolicy, load_policy
@@ -216,18 +215,18 @@ def make_eval_vec(
 ) -> VecEnv:
     """Environments with evaluation seeds, in free slots of external simulators; `here`: in this process, to plan."""
     what, kwargs = _environment(experiment, env)
-    count = num_eval_envs(episodes)
+    count, limits = num_eval_envs(episodes), experiment.supervision
     if is_url(what):
         if (opponent := kwargs.pop("opponent", None)) is not None:  # see `_play`
             from corral.planning.versus import read_opponent
 
             read_opponent(opponent)  # refused before training, not after
-        vec = external_vec_env(what, count, experiment.workers, Supervision(), "eval", kwargs, fewer=True)  # type: ignore[arg-type]
+        vec = external_vec_env(what, count, experiment.workers, limits, "eval", kwargs, fewer=True)  # type: ignore[arg-type]
         vec.seed = seed
         return vec
     backend, workers = ("local", None) if here else (experiment.backend, experiment.workers)
     with log_level("corral.envs", logging.WARNING):  # without the message about the choice of backend
-        return make_vec(what, count, backend, workers, seed, env_kwargs=kwargs, role="eval")
+        return make_vec(what, count, backend, workers, seed, env_kwargs=kwargs, supervision=limits, role="eval")
 
 
 def _environment(experiment: Experiment, env: EnvLike | None) -> tuple[EnvLike, dict[str, Any]]:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from corral.core.errors import RunFailed
+from corral.core.log import Repeats
+from corral.envs.supervision import without_numbers
 from corral.runs.folder import RunFolder, append_line, write_failed
 
 LIMIT = 1000
@@ -29,6 +31,7 @@ class EventLog:
         self._counts = count_events(folder.events_jsonl)
         self._written = Counter(self._counts)
         self._steps: dict[str, int] = {}
+        self._similar = Repeats[tuple[str, str]]()
         try:
             self._file = io.FileIO(self._path, "ab")  # unbuffered: a line is in the file when add returns
         except OSError as error:
@@ -46,9 +49,31 @@ class EventLog:
         elif count >= 2 * self._written[kind]:
             self._put_count(kind)
 
+    def add_similar(self, kind: str, text: str, *, env_steps: int = 0) -> None:
+        """As `add`; of texts that differ only in numbers, write the first, then one each time their number has doubled,
+        and one when the log is closed, with that number as `similar`.
+        """
+        self._counts[kind] += 1
+        self._steps[kind] = env_steps
+        key = f"{kind} {without_numbers(text)}"
+        similar = self._similar.count(key, (kind, text)) if len(self._similar) < LIMIT else 0
+        if similar:
+            self._put_similar(kind, text, similar)
+
+    def _put_similar(self, kind: str, text: str, similar: int) -> None:
+        fields: dict[str, Any] = {"kind": kind, "text": text}
+        if similar > 1:
+            fields["similar"] = similar
+        if self._written[kind] != self._counts[kind] - 1:
+            fields["count"] = self._counts[kind]
+        self._put({"time": _now(), "env_steps": int(self._steps[kind])} | fields)
+        self._written[kind] = self._counts[kind]
+
     def close(self) -> None:
         """Write the counts that are not in the file yet, and close it."""
         with contextlib.suppress(RunFailed), contextlib.closing(self._file):  # a full disk has ended the run already
+            for similar, (kind, text) in self._similar.rest():
+                self._put_similar(kind, text, similar)
             for kind, count in self._counts.items():
                 if count != self._written[kind]:
                     self._put_count(kind)

@@ -14,6 +14,7 @@ from typing import Any
 
 from corral.config import presets
 from corral.config.experiment import Experiment
+from corral.core.errors import EnvNotStarted
 from corral.core.portable import STOP_SIGNALS
 from corral.core.types import EnvSpec
 from corral.runs import checkpoint
@@ -52,6 +53,7 @@ class Result:
 
 Saved = tuple[dict[str, Any], dict[str, Any]]
 """State and meta data of a checkpoint."""
+_STOP_S = 10.0  # for the steps of the current iteration, after a signal
 _WARNINGS = ("not_finite", "callback_error", "unknown_hook", "slow_callback", "sink_error", "slow_sink")
 
 
@@ -82,7 +84,11 @@ class TrainingLoop:
                 while run.steps < self._experiment.steps and run.stop_reason is None:
                     run.advance()
                 run.finish()
+            except KeyboardInterrupt:
+                self.began = run.steps > 0
+                raise
             except Exception as error:
+                self.began = run.steps > 0 or not isinstance(error, EnvNotStarted)
                 with contextlib.suppress(Exception):  # the first error is the one to show
                     self._events.add("failed", f"{type(error).__name__}: {error}", env_steps=run.steps)
                 with contextlib.suppress(Exception):
@@ -172,8 +178,10 @@ class TrainingLoop:
     def _note(self, kind: str, text: str) -> None:
         topology: Topology | None = getattr(self, "_topology", None)  # it also calls this while it is built
         steps = 0 if topology is None else topology.env_steps
-        self._events.add(kind, text, env_steps=steps)
-        if kind != "fault":  # the VecEnv has logged it, with its traceback
+        if kind == "fault":  # the VecEnv has logged it, with its traceback
+            self._events.add_similar(kind, text, env_steps=steps)
+        else:
+            self._events.add(kind, text, env_steps=steps)
             log.log(logging.WARNING if kind in _WARNINGS else logging.INFO, "%s", text)
 
     def _result(self, run: ActiveRun) -> Result:
@@ -194,19 +202,30 @@ class TrainingLoop:
         )
 
     def _signals(self) -> contextlib.AbstractContextManager[None]:
-        """SIGTERM and Ctrl-C end the run after the current iteration; a second one ends it at once."""
+        """SIGTERM and Ctrl-C end the run after the current iteration; a second one ends it at once, and so does the
+        first before there is anything to save, or if environments keep the iteration waiting.
+        """
         received: list[int] = []
 
         def stop(number: int) -> None:
-            if received:
+            if received or not self._run.steps:
                 raise KeyboardInterrupt
             received.append(number)
+            timer = threading.Timer(_STOP_S, self._end_wait)
+            timer.daemon = True
+            timer.start()
             self._run.stop(signal.Signals(number).name)
             call = self._slow_calls.current
             wait = "saving a checkpoint first" if call is None else f"waiting for the {call}"
             self._progress.say(f"stopping: {wait} (interrupt again to stop immediately)")
 
         return handle_stop_signals(stop)
+
+    def _end_wait(self) -> None:
+        """Interrupt an iteration that still waits for environments; the last checkpoint remains."""
+        if self._topology.awaits_envs:
+            log.warning("stopping without a new checkpoint: the environments have not answered for %.0f s", _STOP_S)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 @contextlib.contextmanager

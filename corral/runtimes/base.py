@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from corral.core.encoding import Value
-from corral.core.errors import RunFailed, UserError
+from corral.core.errors import EnvFailed, RunFailed, UserError
 
 Role = Any
 """An object whose methods take and return values; one call at a time. `close()`, if it has one, ends it.
@@ -181,7 +181,7 @@ class RoleHost:
 
 def failure(error: BaseException) -> dict[str, Value]:
     """The answer of a call that raised an error."""
-    if isinstance(error, (UserError, RunFailed)):
+    if isinstance(error, (UserError, EnvFailed, RunFailed)):
         return {"kind": "user" if isinstance(error, UserError) else "failed", "text": str(error)}
     return {"kind": "other", "text": "".join(traceback.format_exception(error))}
 

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from corral.core.gym_env import legal
+from corral.core.gym_env import OLD_GYM, legal
 from corral.core.spaces import Layout
 from corral.core.types import Array, StepBatch, Tree, tree_map
 from corral.envs.vec_env import VecEnv
@@ -137,7 +137,7 @@ def play_at_random(play: RandomPlay, env: Env, layout: Layout, steps: int, seed:
         length += 1
         if not (isinstance(result, tuple) and len(result) == 5):
             size = f" of {len(result)}" if isinstance(result, tuple) else ""
-            got = f"{type(result).__name__}{size}"
+            got = f"{type(result).__name__}{size}" + (f"; {OLD_GYM}" if size == " of 4" else "")
             play.step_problem = f"step() must return (obs, reward, terminated, truncated, info), got a {got}"
             return
         if not play.overwrites:

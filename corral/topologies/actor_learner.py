@@ -23,13 +23,20 @@ from corral.learn.exchange.all_reduce import AllReduce
 from corral.runtimes.base import RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import SupervisedRole, collect
 from corral.topologies.actor import Actor
-from corral.topologies.base import Note, OnRollout, Topology, choose_runtime, planning_metrics, role_factory
+from corral.topologies.base import (
+    Note,
+    OnRollout,
+    Topology,
+    choose_runtime,
+    planning_metrics,
+    role_factory,
+    start_limit_s,
+)
 from corral.topologies.learner_group import LearnerGroup
 from corral.topologies.replay_shards import ShardedStore
 from corral.topologies.shared_returns import LearnerReturns
 from corral.topologies.weight_channel import WeightChannel, weights_mode
 
-_START_S = 300.0  # to build all environments and networks
 _MAX_IN_FLIGHT_BYTES = 256e6  # of fragments that actors are sampling or sending
 _PAUSE_S = 0.001  # after a turn without any event
 _TURN_S = 0.5  # a turn without a fragment ends after this
@@ -118,7 +125,7 @@ class ActorLearner(Topology):
 
     def _describe(self) -> EnvSpec:
         """Wait until all actors have started; returns the specification of their environments."""
-        until = time.monotonic() + _START_S
+        until = time.monotonic() + start_limit_s(self.experiment)
         for actor in self._actors:
             actor.call("describe")
         described: Value = None
@@ -190,6 +197,7 @@ class ActorLearner(Topology):
 
     def _in_order(self) -> list[tuple[Trajectory, Any]]:
         taken = []
+        self.awaits_envs = True
         for actor in self._actors:
             while True:
                 fragment = self._take(actor, _TURN_S)
@@ -199,6 +207,7 @@ class ActorLearner(Topology):
                 if actor.given_up:
                     raise RunFailed(f"{actor.name} crashed too often, and weight_sync=sync needs all actors.")
                 self._request(actor)  # again, if it crashed
+        self.awaits_envs = False
         return taken
 
     def _first_ready(self) -> list[tuple[Trajectory, Any]]:
@@ -217,8 +226,9 @@ class ActorLearner(Topology):
             time.sleep(timeout_s / 10)
             return None
         if not self._runtime.wait([actor.calls[0]], timeout_s):
-            if time.monotonic() - self._last_fragment_s > _STUCK_S:
-                raise RunFailed(f"No actor sent data for {_STUCK_S:.0f} s: check the environments of {actor.name}.")
+            limit = max(_STUCK_S, start_limit_s(self.experiment))
+            if time.monotonic() - self._last_fragment_s > limit:
+                raise RunFailed(f"No actor sent data for {limit:.0f} s: check the environments of {actor.name}.")
             return None
         try:
             answer = actor.calls.popleft().result()
@@ -325,7 +335,7 @@ class ActorLearner(Topology):
             self.store.load_state_dict(state["store"])
         for actor in self._actors:
             actor.call("resume_at", self.env_steps)
-        collect(self._runtime, self._actors, _START_S, SupervisedRole.mark_lost)
+        collect(self._runtime, self._actors, start_limit_s(self.experiment), SupervisedRole.mark_lost)
         return list(range(self.experiment.num_envs))
 
     def close(self) -> None:

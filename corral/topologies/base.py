@@ -31,11 +31,28 @@ from corral.learn.learner import Learner
 from corral.learn.weights import to_tensors
 from corral.runtimes.base import MakeRole
 
+_MAX_VALUES = 1 << 16
+_BUILD_S = 180.0
+
 
 def make_algorithm(experiment: Experiment, spec: EnvSpec) -> Algorithm:
     """The experiment's algorithm, for environments with this `spec`."""
+    _require_countable(spec)
     algo: Algorithm = find_algorithm(experiment.algo).load()(experiment.algorithm, spec, experiment.num_envs)
     return algo
+
+
+def _require_countable(spec: EnvSpec) -> None:
+    """UserError if a network would need an input or output for each of very many values."""
+    for what, layout in (("observation", spec.observation), ("action", spec.action)):
+        for leaf in layout.leaves:
+            values = int(np.sum(getattr(leaf.space, "nvec", getattr(leaf.space, "n", 0))))
+            if values > _MAX_VALUES and leaf.is_discrete:
+                raise UserError(
+                    f"{spec.name} has {values:,} values in its {what} space {leaf.space}, and a network has one "
+                    f"{'input' if what == 'observation' else 'output'} for each, at most {_MAX_VALUES:,}: split it "
+                    "into several small numbers (MultiDiscrete), or use a Box."
+                )
 
 
 def build_model(algo: Algorithm, seed: int, device: str = "cpu", rank: int = 0) -> torch.nn.Module:
@@ -62,6 +79,11 @@ def load_learner(learner: Learner, state: Value) -> None:
     learner.load_state_dict({**to_tensors(state), "rng": own["rng"], "new_moments": own["new_moments"]})
 
 
+def start_limit_s(experiment: Experiment) -> float:
+    """Seconds for an actor to start: one environment to measure, those that it steps in turn, and the network."""
+    return _BUILD_S + experiment.supervision.start_timeout_s * (1 + experiment.envs_per_actor)
+
+
 def role_factory(role: Callable[..., Any], *args: Any) -> Callable[[int], MakeRole]:
     """For a `SupervisedRole`: each start makes `role(*args, start, mailbox)`, where `start` counts from 0."""
     return lambda start: partial(role, *args, start)
@@ -76,7 +98,9 @@ def make_train_vec(
         backend, workers = "auto", experiment.workers
         one_vec = experiment.topology in ("sync", "central_inference")
         kwargs = share_simulators(kwargs, 1 if one_vec else experiment.num_actors)
-    vec = make_vec(env, num_envs, backend, workers, seed, env_kwargs=kwargs, cores=cores)
+    vec = make_vec(
+        env, num_envs, backend, workers, seed, env_kwargs=kwargs, supervision=experiment.supervision, cores=cores
+    )
     if experiment.normalize_reward:
         replayed = make_algorithm(experiment, vec.spec).data.reuse == "replay"
         gamma = getattr(experiment.algorithm, "gamma", 0.99)
@@ -115,6 +139,8 @@ class Topology(ABC):
     episodes: EpisodeStats
     sees_rollouts = True
     """Whether trajectories reach this process."""
+    awaits_envs = False
+    """Whether this thread waits for environments, which may take as long as their deadlines."""
 
     def __init__(self, experiment: Experiment, note: Note, on_rollout: OnRollout = lambda trajectory: None):
         self.experiment, self._note, self._on_rollout = experiment, note, on_rollout

@@ -21,11 +21,18 @@ from corral.learn.exchange.peers import new_secret
 from corral.learn.weights import to_arrays
 from corral.runtimes.base import RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import SupervisedRole, collect
-from corral.topologies.base import Note, Topology, choose_runtime, load_learner, planning_metrics, role_factory
+from corral.topologies.base import (
+    Note,
+    Topology,
+    choose_runtime,
+    load_learner,
+    planning_metrics,
+    role_factory,
+    start_limit_s,
+)
 from corral.topologies.rendezvous import ANSWER_S, RendezvousSetup, make_rendezvous
 from corral.topologies.worker import Worker
 
-_BUILD_S = 300.0  # to build all environments and networks
 _TURN_STEPS = 1024  # in a turn, over all workers; at least one round
 _WORK_S = 3600.0  # for a turn; the runtime detects crashed and frozen workers
 _POLL_S = 0.5
@@ -89,7 +96,8 @@ class DataParallel(Topology):
 
     def _started(self, workers: Sequence[SupervisedRole], precision: str) -> Value:
         """Build these workers; returns the answer of one."""
-        until, answer = time.monotonic() + _BUILD_S, None
+        limit_s = start_limit_s(self.experiment)
+        until, answer = time.monotonic() + limit_s, None
         missing = list(workers)
         while missing:
             for worker in missing:
@@ -99,7 +107,7 @@ class DataParallel(Topology):
             alive = [worker for worker in missing if worker.alive]
             if not alive:
                 time.sleep(_POLL_S / 10)
-            built = self._ask(alive, "build", [[precision]] * len(alive), _BUILD_S)
+            built = self._ask(alive, "build", [[precision]] * len(alive), limit_s)
             for worker, answer in built.items():
                 self._addresses[worker] = answer["address"]
                 self._ready.add(worker)
@@ -117,7 +125,9 @@ class DataParallel(Topology):
         idle = [worker for worker in self._joined if not worker.calls]
         if idle and (len(idle) == len(self._joined) or not in_step):
             self._begin(idle)
+        self.awaits_envs = in_step
         self._collect([worker for worker in self._joined if worker.calls], wait_for_all=in_step)
+        self.awaits_envs = False
         if time.monotonic() - self._kept > _KEEP_S:
             self._rendezvous.keep()
             self._kept = time.monotonic()

@@ -76,9 +76,11 @@ class Sync(Topology):
             self._rollouts = self.sampler.rollouts(steps)
         self.sampler.set_context(ActContext(self.progress, self.learner.version, self.reward_scale))
         # A worker whose store is full does not sample until the others also have data for the shared update.
+        self.awaits_envs = True
         try:
             traj = next(self._rollouts) if self._shared_progress is None or self.store.room() else None
         finally:
+            self.awaits_envs = False
             for text in self.vec.new_faults():
                 self._note("fault", text)
         self._rows += steps * envs

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -191,9 +192,17 @@ def test_list_envs_in_a_pipe_is_one_id_per_line(run):
 
 
 def test_list_envs_filters_by_text(run):
-    assert run("list", "envs", "--filter", "cartpole").stdout.splitlines() == [
-        "CartPole-v0", "CartPole-v1", "phys2d/CartPole-v0", "phys2d/CartPole-v1",
-    ]  # fmt: skip
+    in_jax = ["phys2d/CartPole-v0", "phys2d/CartPole-v1"] if importlib.util.find_spec("jax") else []
+    found = run("list", "envs", "--filter", "cartpole").stdout.splitlines()
+    assert found == ["CartPole-v0", "CartPole-v1", *in_jax]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("Box2D") is not None, reason="Box2D is installed")
+def test_list_envs_offers_nothing_that_is_not_installed(run):
+    assert "LunarLander" not in run("list", "envs").stdout
+    done = run("list", "envs", "--filter", "lunarlander")
+    assert done.returncode == 2
+    assert done.stderr.endswith("needs the package Box2D, which is missing; pip install 'corral-rl[box2d]'.\n")
 
 
 def test_list_envs_on_a_terminal_groups_by_package():

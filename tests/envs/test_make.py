@@ -101,7 +101,7 @@ MISTAKES = {
     "observation of another kind": (lambda: partial(OutOfSpace, "kind"), "not an array|shape"),
     "observation None": (lambda: partial(OutOfSpace, "none"), "not an array|shape"),
     "wrong shape later on": (lambda: partial(OutOfSpace, "shape", True), "shape"),
-    "the old step interface": (lambda: OldStyle, "conversion wrapper"),
+    "the old step interface": (lambda: OldStyle, "corral.envs.old_gym"),
     "the old reset interface": (lambda: OldReset, r"must return \(obs, info\)"),
     "a reward that is a vector": (lambda: VectorReward, "must be one number"),
 }

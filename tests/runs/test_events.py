@@ -90,3 +90,15 @@ def test_an_event_on_a_full_disk_ends_the_run_in_one_sentence(run):
         log.add("a", "x")
     log.close()
     assert log._file.closed
+
+
+def test_texts_that_differ_in_numbers_are_written_rarely(run):
+    log = EventLog(run)
+    for step in range(1000):
+        log.add_similar("fault", f"environment {step % 8} raised (step {step}): ValueError", env_steps=step)
+    log.add_similar("fault", "environment 1 raised: KeyError")
+    assert count_events(run.events_jsonl) == {"fault": 1001}
+    log.close()
+    events = read_events(run.events_jsonl)
+    assert [event.get("similar") for event in events] == [None, 2, 4, 8, 16, 32, 64, 128, 256, 512, None, 1000]
+    assert count_events(run.events_jsonl) == {"fault": 1001}

@@ -39,7 +39,7 @@ class LocalVecEnv(RowVecEnv):
         self._in_flight = InFlight(self.num_envs, self.spec)
         self._group.attach(self._rows, self._in_flight.sets)
         self._queue: list[IdSet] = []  # actions sent, not yet stepped, in order
-        self._watchdog = Watchdog(self._mark, supervision.step_timeout_s)
+        self._watchdog = Watchdog(self._mark, supervision)
 
     def environment(self, env_id: int) -> gymnasium.Env[Any, Any]:
         return self._group.envs[env_id]
@@ -115,6 +115,7 @@ class LocalVecEnv(RowVecEnv):
             self._in_flight.closed = True
             self._watchdog.close()
             self._group.close()
+            self._log.close()
 
     def _due(self, count: int) -> IdSet | None:
         if count <= 0:

@@ -18,14 +18,23 @@ import gymnasium
 import numpy as np
 
 from corral.core import seeding
-from corral.core.errors import EnvFailed
-from corral.core.gym_env import EnvFactory, SharedEnv, build_env, claim, release, require_same_spaces, seeded_reset
+from corral.core.errors import EnvFailed, describe_error
+from corral.core.gym_env import (
+    EnvFactory,
+    SharedEnv,
+    build_env,
+    claim,
+    explained,
+    release,
+    require_same_spaces,
+    seeded_reset,
+)
 from corral.core.types import Array, EnvSpec
 from corral.envs.stepping.checks import RowChecks
 from corral.envs.stepping.id_set import IdSet, IdSets
 from corral.envs.stepping.recorder import Recorder
 from corral.envs.stepping.rows import FAULTY, FIRST, EnvRows
-from corral.envs.supervision import IDLE, Fault
+from corral.envs.supervision import IDLE, Fault, starting
 from corral.snapshot.keeper import EpisodeStart
 from corral.snapshot.live_env import LiveEnv
 from corral.snapshot.rng import State
@@ -68,8 +77,13 @@ class EnvGroup:
         self._lengths: dict[int, int] = {}  # lengths of the last episodes
         self.recorder: Recorder | None = None
 
-    def build(self) -> EnvSpec:
-        specs = {env_id: self._build(env_id) for env_id in self.factories}
+    def build(self, built: Callable[[], None] = lambda: None) -> EnvSpec:
+        """Build all environments; calls `built` after each."""
+        specs = {}
+        for env_id in self.factories:
+            specs[env_id] = self._build(env_id)
+            built()
+        self._mark[0] = IDLE
         first_id, spec = next(iter(specs.items()))
         for env_id, other in specs.items():
             require_same_spaces(spec, first_id, other, env_id)
@@ -96,20 +110,24 @@ class EnvGroup:
         self._run_seed, self._role = run_seed, role
         rows = self.rows
         for env_id in ids.tolist():
+            seed = seeding.env_seed(run_seed, role, env_id, int(rows.episode[env_id]))
+            if not lenient:
+                with explained(f"{self._name} cannot be reset"):
+                    self.start(env_id, seed)
+                continue
             try:
-                self.start(env_id, seeding.env_seed(run_seed, role, env_id, int(rows.episode[env_id])))
+                self.start(env_id, seed)
             except (Exception, SystemExit) as error:
-                if not lenient:
-                    raise
                 self._report(rows.fault(env_id, "raised", "in reset():\n" + _trace(error)))
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
                 self._first(env_id)
+                self._mark[0] = IDLE
 
     def start(self, env_id: int, seed: int) -> None:
         rows = self.rows
         if env_id not in self.envs:
             require_same_spaces(rows.spec, env_id, self._build(env_id), env_id)
-        self._mark[0] = env_id
+        self._mark[0] = starting(env_id)
         rows.seed[env_id], rows.step[env_id] = seed, 0
         obs = self._seeded_reset(env_id, seed)
         self._checks.require_good_reset(obs, env_id)
@@ -200,7 +218,7 @@ class EnvGroup:
         self._run_seed, self._role = run_seed, role
         rows, recorder, restarted = self.rows, self.record(), []
         for env_id in self.factories:
-            self._mark[0] = env_id
+            self._mark[0] = starting(env_id)
             if not recorder.restore(env_id, self.envs[env_id], saved.get(str(env_id)), alive):
                 rows.episode[env_id] += 1
                 rows.step[env_id] = 0
@@ -291,6 +309,7 @@ class EnvGroup:
     def _next_episode(self, env_id: int, phase: int, *, life_lost: bool) -> None:
         if self.recorder is not None and not life_lost:
             self.recorder.next_game(env_id, self.envs[env_id])
+        self._mark[0] = starting(env_id)
         try:
             obs = self.envs[env_id].reset()[0]
         except (Exception, SystemExit) as error:
@@ -300,10 +319,9 @@ class EnvGroup:
             self._put(self._obs_views[phase][env_id], obs, env_id)
 
     def _build(self, env_id: int) -> EnvSpec:
-        self._mark[0] = env_id
+        self._mark[0] = starting(env_id)
         env, spec = build_env(self.factories[env_id], self._name)
         self._own(env_id, env)
-        self._mark[0] = IDLE
         return spec
 
     def _own(self, env_id: int, env: gymnasium.Env[Any, Any]) -> None:
@@ -331,9 +349,12 @@ class EnvGroup:
             except SharedEnv:
                 raise
             except (Exception, SystemExit) as error:
-                last = _trace(error)
+                last = describe_error(error)
                 time.sleep(min(1.0, 0.05 * 2**attempt))
-        raise EnvFailed(f"Environment {env_id} ({self._name}) could not be restarted:\n{last}")
+        raise EnvFailed(
+            f"Environment {env_id} ({self._name}) could not be restarted in {_REBUILD_TRIES} attempts, the last time "
+            f"because of {last}; `corral check-env` shows what is wrong with it."
+        )
 
 
 class RowEnv(LiveEnv):

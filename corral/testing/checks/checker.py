@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from corral.core.errors import UserError
+from corral.core.gym_env import explain
 from corral.envs.backends.simulators.options import is_url
 from corral.envs.resolve import EnvLike
-from corral.testing.checks.env import CHECKS, FOUNDATIONS, Outcome, Status, Subject, describe
+from corral.testing.checks.env import CHECKS, FOUNDATIONS, Outcome, Status, Subject
 from corral.testing.checks.link import LINK_CHECKS, LinkSubject
 from corral.testing.checks.states import STATE_CHECKS
 
@@ -87,4 +88,4 @@ def _run(name: str, check: Callable[[Any], Outcome], subject: Any) -> Outcome:
             raise
         return "fail", str(error)
     except (Exception, SystemExit) as error:
-        return "fail", describe(error)
+        return "fail", explain(error)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sysconfig
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces as gs
 
-import corral
-from corral.core.errors import EnvFailed, UserError
+from corral.core.errors import EnvFailed, UserError, describe_error
+from corral.core.gym_env import OLD_GYM
 from corral.core.machine import cores
 from corral.core.seeding import env_seed
 from corral.core.spaces import Layout
@@ -33,7 +30,6 @@ Outcome = tuple[Status, str]
 _COMPARE_STEPS, _COMPARE_S = 200, 2.0
 _WORKER_STEPS = 20
 _STEP_TIMEOUT_S = 60.0
-_LIBRARY_PATHS = (str(Path(corral.__file__).parent), sysconfig.get_paths()["stdlib"], "<")
 
 
 @dataclass
@@ -89,7 +85,8 @@ def _build(subject: Subject) -> Outcome:
     env = subject.instance
     if not isinstance(env, gymnasium.Env):
         subject.opened.clear()
-        return "fail", f"{subject.name} returned a {type(env).__name__}, which is not a gymnasium.Env"
+        hint = f"; {OLD_GYM}" if callable(getattr(env, "step", None)) else ""
+        return "fail", f"{subject.name} returned a {type(env).__name__}, which is not a gymnasium.Env{hint}"
     kind = type(env.unwrapped)
     return "pass", f"{kind.__module__}:{kind.__name__}"
 
@@ -98,8 +95,10 @@ def _spaces(subject: Subject) -> Outcome:
     env = subject.instance
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), gymnasium.Space):
-            return "fail", f"{name} must be a gymnasium space, set in __init__"
+            return "fail", f"{name} must be a gymnasium space, set in __init__ or passed to corral.envs.old_gym"
     subject.observation, subject.action = Layout(env.observation_space), Layout(env.action_space)
+    if not all(any(np.prod(leaf.shape) for leaf in layout.leaves) for layout in (subject.observation, subject.action)):
+        return "fail", f"a space without any number: {env.observation_space}, {env.action_space}"
     text = f"observation {_short(env.observation_space)}, action {_short(env.action_space)}"
     for leaf in subject.action.leaves:
         if isinstance(leaf.space, gs.Box) and not leaf.space.is_bounded():
@@ -110,7 +109,7 @@ def _spaces(subject: Subject) -> Outcome:
 def _reset(subject: Subject) -> Outcome:
     result: Any = subject.instance.reset(seed=subject.seed)
     if not (isinstance(result, tuple) and len(result) == 2):
-        return "fail", f"reset() must return (obs, info), got a {type(result).__name__}"
+        return "fail", f"reset() must return (obs, info), got a {type(result).__name__}; {OLD_GYM}"
     if not isinstance(result[1], dict):
         return "fail", f"the info of reset() must be a dict, got a {type(result[1]).__name__}"
     if found := subject.observation.problem(result[0]):
@@ -123,7 +122,7 @@ def _step(subject: Subject) -> Outcome:
     try:
         play_at_random(play, subject.instance, subject.observation, subject.steps, subject.seed)
     except (Exception, SystemExit) as error:
-        return "fail", f"at step {play.steps + 1}, {describe(error)}"
+        return "fail", f"at step {play.steps + 1}, {describe_error(error)}"
     if play.step_problem:
         return "fail", play.step_problem
     if play.odd_flags:
@@ -253,7 +252,7 @@ def _drive(subject: Subject, vec: VecEnv) -> list[bytes]:
 
 
 def _speed(subject: Subject) -> Outcome:
-    cost = auto.measure(subject.factory, "the environment", _STEP_TIMEOUT_S)
+    cost = auto.measure(subject.factory, "the environment", Supervision(step_timeout_s=_STEP_TIMEOUT_S))
     choice = auto.choose(cost, 8, None, cores())
     if cost is None:
         return "fail", "a step raised an exception while it was timed"
@@ -261,15 +260,6 @@ def _speed(subject: Subject) -> Outcome:
         f"a step takes {_time(cost.wall_s)}, {_time(cost.cpu_s)} of it computing; backend='auto' takes "
         f"'{choice.backend}' for 8 environments"
     )
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line, with its place in the environment's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(_LIBRARY_PATHS) and "site-packages" not in f.filename]
-    place = f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name})" if own else ""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}{place}"
 
 
 def _short(space: gymnasium.Space[Any]) -> str:

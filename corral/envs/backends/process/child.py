@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from typing import Any
 
@@ -17,6 +18,7 @@ from corral.runtimes.shared_memory import SharedMemory
 
 def main(sock: socket.socket, memory: SharedMemory, job: SharedMemory) -> None:
     """Serve one ProcessVecEnv until it sends CLOSE or disconnects."""
+    logging.getLogger("corral").setLevel(logging.WARNING)  # the parent has said what importing the environment says
     channel = Channel(sock)
     worker = _Worker(channel, memory)
     try:

@@ -172,7 +172,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
             if mark != worker.last_mark:
                 worker.last_mark = mark
                 worker.heartbeat()
-            limit = self._supervision.step_timeout_s
+            limit = self._supervision.limit_s(mark)
         else:
             limit = self._supervision.start_timeout_s
         if now - worker.busy_since > limit:

@@ -229,12 +229,16 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
                 return
             restoring = worker.index in self._asked
             limit = limit * len(worker.ids) if restoring else self._supervision.step_timeout_s
+        else:  # no message comes before all are built
+            limit *= len(worker.ids)
         if waited <= limit:
             return
         mark = worker.inspect()
         if len(worker.suspects) > 1 and mark != worker.last_mark:  # it makes progress, or this was the first look
             worker.last_mark = mark
             worker.heartbeat()
+            return
+        if waited <= self._supervision.limit_s(mark):
             return
         if self._allocated:
             self._rows.mark[worker.index] = next(iter(worker.suspects), IDLE) if mark == IDLE else mark

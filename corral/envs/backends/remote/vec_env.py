@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import cloudpickle
 import numpy as np
 
-from corral.core.errors import EnvFailed, UserError
+from corral.core.errors import EnvFailed, EnvNotStarted, UserError
 from corral.core.gym_env import EnvFactory, require_same_spaces
 from corral.core.types import Array, EnvSpec
 from corral.envs.backends.remote import messages as msg
@@ -26,7 +26,7 @@ from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.pending_faults import PendingFaults
 from corral.envs.stepping.rows import EnvRows
-from corral.envs.supervision import IDLE, Fault, FaultLog, Supervision
+from corral.envs.supervision import IDLE, Fault, FaultLog, Supervision, marked_env
 from corral.snapshot.rng import write_space_rngs
 
 
@@ -156,6 +156,7 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
         if self._allocated:
             self._in_flight.closed = True
         self._stop()
+        self._log.close()
 
     def _wait(self, wait_for_all: bool, timeout_s: float) -> None:
         """Handle messages, and from time to time look for workers that hang."""
@@ -225,7 +226,7 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
             if self._allocated and not worker.running:  # a replacement could not be built; the budget limits how often
                 self._replace(worker, "raised", data["text"])
                 return
-            raise UserError(data["text"]) if data["kind"] == "user" else EnvFailed(data["text"])
+            raise {"start": EnvNotStarted, "user": UserError, "failed": EnvFailed}[data["kind"]](data["text"])
 
     def _send_reset(self, worker: W, ids: Array, *, lenient: bool, whole: bool = False) -> None:
         worker.pending += len(ids)
@@ -296,7 +297,7 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
             names = ", ".join(map(str, worker.ids.tolist()[:16]))
             raise EnvFailed(f"The worker that builds environments {names} of {self._name} failed: {report}")
         self._asked.discard(worker.index)
-        culprit = int(self._rows.mark[worker.index])
+        culprit = marked_env(int(self._rows.mark[worker.index]))
         self._report_lost(worker.ids, int(worker.ids[0]) if culprit == IDLE else culprit, kind, report)
         self._rows.mark[worker.index] = IDLE
         if self._in_flight.started:

@@ -14,7 +14,7 @@ import cloudpickle
 import numpy as np
 
 from corral.core import seeding
-from corral.core.errors import EnvFailed, UserError
+from corral.core.errors import EnvFailed, EnvNotStarted, UserError
 from corral.core.types import EnvSpec
 from corral.envs.backends.remote import messages as msg
 from corral.envs.stepping.group import EnvGroup
@@ -51,7 +51,7 @@ class EnvWorker(ABC):
         # data format carries.
         factories, name = cloudpickle.loads(job)
         self._group = EnvGroup(factories, name, lambda fault: self.post(msg.FAULT, asdict(fault)), [IDLE])
-        spec = self._group.build()
+        spec = self._group.build(lambda: self.post(msg.ALIVE, None))
         self.post(msg.SPEC, {**spec.to_json(), "space_rngs": read_space_rngs(spec)})
 
     def step(self, chosen: IdSet) -> None:
@@ -116,4 +116,5 @@ def failure(error: BaseException) -> dict[str, str]:
     """The contents of FAILED."""
     expected = isinstance(error, (UserError, EnvFailed))
     text = str(error) if expected else "".join(traceback.format_exception(error))
-    return {"kind": "user" if isinstance(error, UserError) else "failed", "text": text}
+    kinds = (("start", EnvNotStarted), ("user", UserError), ("failed", BaseException))
+    return {"kind": next(kind for kind, cls in kinds if isinstance(error, cls)), "text": text}

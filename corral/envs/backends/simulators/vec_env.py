@@ -203,6 +203,7 @@ class LinkVecEnv(AsyncVecEnv):
             with self.fleet.lock:
                 self._in_flight.closed = True
                 self._free_slots()
+            self._log.close()
         self._stop()
 
     def joined(self, session: SimulatorSession) -> None:

@@ -1,0 +1,116 @@
+"""Environments that cannot be used, in `corral train` and the commands around it: one sentence, no folder left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from corral.cli.main import main
+
+TESTS = Path(__file__).parents[1]
+FAILING = {
+    "NoLicence": r"cannot be built: OSError: no licence found (",
+    "NoPackage": "No module named 'a_package_that_is_missing' (",
+    "NoBox2D": "the package Box2D is missing; pip install 'corral-rl[box2d]'.",
+    "BadReset": "cannot be reset: JSONDecodeError: Expecting property name",
+    "NoNumber": "has a space without any number",
+    "ManyActions": "has 1,000,000 values in its action space Discrete(1000000)",
+    "Exits": "cannot be built: SystemExit: 0 (",
+}
+
+
+@pytest.mark.parametrize("backend", ["auto", "local", "process"])
+@pytest.mark.parametrize("name", FAILING)
+def test_an_env_that_cannot_start_is_one_sentence(name, backend, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "ppo", "--env", f"helpers.failing_envs:{name}", "--quiet", "--set", f"backend={backend}"]
+    assert main(words) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert FAILING[name] in line
+    if FAILING[name].endswith("("):
+        assert "failing_envs.py:" in line
+    if name == "BadReset":  # raised in json, called by the environment
+        assert "decoder.py:" in line
+        assert "; called at " in line
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ("MiniGrid-Empty-8x8-v0", "install that, and use minigrid:MiniGrid-Empty-8x8-v0"),
+        ("FetchReach-v4", "use gymnasium_robotics:FetchReach-v4"),
+        ("highway-v0", "use highway_env:highway-v0"),
+        ("Nonsense-v0", "an id that a package registers as module:ID"),
+        ("Hopper-v2", "have been moved to the gymnasium-robotics project"),
+    ],
+)
+def test_an_unknown_id_is_told_where_it_may_be(env, words, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "ppo", "--env", env]) == 2
+    assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check-env", "bench"])
+def test_suites_are_environments_of_every_command(command, capfd):
+    pytest.importorskip("pygame")
+    few = ["--steps", "30"] if command == "check-env" else ["--seconds", "0.2", "--num-envs", "1", "--workers", "1"]
+    assert main([command, "corral.envs.suites:pixels", "--env-kwargs", "env=CartPole-v1", "size=32", *few]) == 0
+    assert main([command, "corral.envs.suites:pixels", "--env-kwargs", "environment=CartPole-v1"]) == 2
+    assert "unexpected keyword argument 'environment'" in capfd.readouterr().err
+
+
+def stopped(tmp_path, number, started, *settings):
+    """Exit code of a run that gets a signal once `started(folder)`; whether its folder is left; and its processes."""
+    env = os.environ | {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"}
+    folder = tmp_path / "run"
+    words = ["train", "ppo", "--env", "helpers.failing_envs:LongReset", "--run-dir", str(folder), "--quiet"]
+    words += ["--steps", "1000000", "--set", "num_envs=2", "num_steps=8", "eval_episodes=0", "log_every=1", *settings]
+    run = subprocess.Popen([sys.executable, "-m", "corral", *words], env=env, cwd=tmp_path, stderr=subprocess.PIPE)
+    children = []
+    try:
+        until = time.monotonic() + 60
+        while not started(folder) and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(0.5)
+        children = psutil.Process(run.pid).children(recursive=True)
+        run.send_signal(number)
+        code = run.wait(40)  # a reset takes a minute
+        _, alive = psutil.wait_procs(children, 10)
+        assert not alive
+        return code, folder.exists()
+    finally:
+        run.stderr.close()
+        for process in [*children, run]:
+            if psutil.pid_exists(process.pid):
+                process.kill()
+        run.wait(10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("backend", ["local", "process"])
+def test_a_signal_ends_the_wait_for_a_first_reset(number, backend, tmp_path):
+    code, left = stopped(tmp_path, number, lambda folder: (folder / "config.yaml").exists(), f"backend={backend}")
+    assert code in (130, 128 + number)
+    assert not left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["local", "process"])
+def test_a_signal_ends_the_wait_for_a_later_reset(backend, tmp_path):
+    kwargs = ["backend=" + backend, 'env_kwargs={"good": 4}']
+
+    def trained(folder):
+        rows = folder / "metrics.csv"
+        return rows.exists() and len(rows.read_text().splitlines()) > 1
+
+    code, left = stopped(tmp_path, signal.SIGTERM, trained, *kwargs)
+    assert code == 130
+    assert left
