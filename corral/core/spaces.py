@@ -185,8 +185,11 @@ class Layout:
         if self.single:
             return [_batch_leaf(self.leaves[0], tree, n, what)]
         try:
+            # One value for each environment; a tuple of a Tuple space is a batch.
+            if isinstance(tree, list) or (isinstance(tree, tuple) and not isinstance(self.space, gs.Tuple)):
+                tree = self.stack(tree)
             values = self.flatten(tree)
-        except (KeyError, IndexError, TypeError):
+        except (KeyError, IndexError, TypeError, ValueError):
             raise UserError(f"{what} does not have the structure of its space {self.space}") from None
         return [_batch_leaf(leaf, v, n, what) for leaf, v in zip(self.leaves, values, strict=True)]
 
