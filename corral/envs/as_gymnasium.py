@@ -320,11 +320,17 @@ class HeldRows(AsGymnasium):
                 f"The episodes of environments {np.flatnonzero(self._ended).tolist()} are over: call "
                 "reset(options={'reset_mask': terminations | truncations}) first."
             )
-        layout = self.vec.spec.action
-        rows = layout.batch(actions, self.num_envs)
-        self._due = np.flatnonzero(~self._ended)
-        if len(self._due):
-            self.vec.send(self._due, layout.unflatten([leaf[self._due] for leaf in rows]))
+        if not self._ended.any():
+            self._due = self._all_ids
+            self.vec.send(self._due, actions)
+            return
+        layout, due = self.vec.spec.action, np.flatnonzero(~self._ended)
+        leaves = [leaf if hasattr(leaf, "shape") else np.asarray(leaf) for leaf in layout.columns(actions)]
+        if any(leaf.shape[:1] != (self.num_envs,) for leaf in leaves):
+            layout.batch(actions, self.num_envs)  # raises the error that says so
+        self._due = due
+        if len(due):
+            self.vec.send(due, layout.unflatten([leaf[due] for leaf in leaves]))
 
     def _fetch_step(self) -> Results:
         due, n = self._due, self.num_envs
