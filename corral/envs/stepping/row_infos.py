@@ -6,6 +6,8 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from corral.core.errors import UserError
+
 InfoPair = tuple[dict[str, Any] | None, dict[str, Any]]
 """The chosen values of a row's step, None if no step led to it, and of the reset that began a new episode."""
 
@@ -43,5 +45,10 @@ class RowInfos:
         return [first if step is None else step for step, first in pairs], [first for _, first in pairs]
 
     def _chosen(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        # Copied, because an environment may reuse its arrays and dicts.
-        return copy.deepcopy({name: info[name] for name in self.names if name in info})
+        chosen = {name: info[name] for name in self.names if name in info}
+        try:
+            return copy.deepcopy(chosen)  # an environment may reuse its arrays and dicts
+        except Exception as error:
+            raise UserError(
+                f"The infos {', '.join(chosen)} cannot be copied ({error}): ask for others in make_vec(info=...)."
+            ) from error
