@@ -46,6 +46,10 @@ class SharedEnv(UserError):
     """A factory returned an environment that something else steps."""
 
 
+class SpacesDiffer(UserError, RuntimeError):
+    """Environments that cannot share a batch; a RuntimeError, as in Gymnasium."""
+
+
 def claim(env: Env, owner: Any) -> None:
     """Note that `owner` steps this environment, until `release` or the owner's end."""
     _owners[id(env.unwrapped)] = owner
@@ -137,19 +141,22 @@ def unpack_step(result: Any, name: str) -> tuple[Any, Any, Any, Any, Any]:
 
 
 def require_same_spaces(a: EnvSpec, a_id: int, b: EnvSpec, b_id: int) -> None:
-    """UserError, naming the difference, unless two environments can share a batch."""
+    """SpacesDiffer, naming the difference, unless two environments can share a batch."""
     for what in ("observation", "action"):
         left, right = getattr(a, what), getattr(b, what)
         if left != right:
-            raise UserError(
+            raise SpacesDiffer(
                 f"Environments {a_id} and {b_id} have different {what} spaces, {left.space} and {right.space}; "
                 "all environments of one VecEnv need the same spaces."
             )
 
 
-def seeded_reset(env: gymnasium.Env[Any, Any], seed: int) -> tuple[Any, Any]:
-    """First observation and info of a seeded episode; UserError if reset() has the old interface."""
-    result = env.reset(seed=seed)
+def seeded_reset(
+    env: gymnasium.Env[Any, Any], seed: int | None, options: Mapping[str, Any] | None = None
+) -> tuple[Any, Any]:
+    """First observation and info of an episode; UserError if reset() has the old interface."""
+    # An environment need not take options that nobody gives.
+    result = env.reset(seed=seed) if options is None else env.reset(seed=seed, options=dict(options))
     if not (isinstance(result, tuple) and len(result) == 2):
         raise UserError(
             f"{type(env.unwrapped).__name__}.reset() must return (obs, info), got {type(result).__name__}; for an "

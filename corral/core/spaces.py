@@ -184,11 +184,19 @@ class Layout:
         """
         if self.single:
             return [_batch_leaf(self.leaves[0], tree, n, what)]
-        try:
-            values = self.flatten(tree)
-        except (KeyError, IndexError, TypeError):
-            raise UserError(f"{what} does not have the structure of its space {self.space}") from None
+        values = self.columns(tree, what)
         return [_batch_leaf(leaf, v, n, what) for leaf, v in zip(self.leaves, values, strict=True)]
+
+    def columns(self, tree: Any, what: str = "action") -> list[Any]:
+        """Leaves of a batch of values, or of a list with one value for each environment; not checked further."""
+        if self.single:
+            return [tree]
+        try:
+            if isinstance(tree, list) or (isinstance(tree, tuple) and not isinstance(self.space, gs.Tuple)):
+                tree = self.stack(tree)
+            return self.flatten(tree)
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise UserError(f"{what} does not have the structure of its space {self.space}") from None
 
     def to_json(self) -> dict[str, Any]:
         return _to_json(self.space)

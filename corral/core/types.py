@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -24,6 +24,36 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     if isinstance(tree, tuple):
         return tuple(tree_map(fn, value, *(r[i] for r in rest)) for i, value in enumerate(tree))
     return fn(tree, *rest)
+
+
+def stack_infos(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The infos of `n` environments in Gymnasium's format: per key an array of `n` values, zeros or None where an
+    environment has none, and the mask `_key` of those that have one. Dicts become dicts of such arrays. A key that no
+    environment has is missing.
+    """
+    stacked: dict[str, Any] = {}
+    for key in dict.fromkeys(name for row in rows for name in row):
+        has = np.array([key in row for row in rows])
+        values = [row[key] for row in rows if key in row]
+        if isinstance(values[0], Mapping):
+            stacked[key] = stack_infos([row.get(key, {}) for row in rows])
+        else:
+            stacked[key] = _column(values, has)
+        stacked[f"_{key}"] = has
+    return stacked
+
+
+def _column(values: list[Any], has: Array) -> Array:
+    plain = all(isinstance(value, (bool, int, float, np.generic, np.ndarray)) for value in values)
+    if plain and len({np.shape(value) for value in values}) == 1:
+        found = np.asarray(values)
+        column = np.zeros((len(has), *found.shape[1:]), found.dtype)
+        column[has] = found
+    else:
+        column = np.full(len(has), None, dtype=object)
+        for row, value in zip(np.flatnonzero(has).tolist(), values, strict=True):
+            column[row] = value
+    return column
 
 
 @dataclass(frozen=True)
@@ -68,6 +98,9 @@ class StepBatch:
     A `faulty` row is a step that never happened because the environment failed: its episode is truncated, its reward is
     0 and its `final_obs` is the last good observation. Keep it out of losses and statistics. `game_over` means that the
     game ended: a life lost under `EpisodicLife` terminates the row without it.
+
+    `infos` has, per row, the values that `make_vec(info=...)` asked for, of the step, or of the reset in a row that no
+    step led to; `first_infos` those of the reset where a new episode began. Both are None if none were asked for.
     """
 
     env_ids: Array  # [n] int64
@@ -80,6 +113,13 @@ class StepBatch:
     first: Array  # [n] bool, obs starts an episode
     faulty: Array  # [n] bool
     game_over: Array  # [n] bool
+    infos: list[dict[str, Any]] | None = None  # [n]
+    first_infos: list[dict[str, Any]] | None = None  # [n]
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """`infos` as arrays (see `stack_infos`); of an episode's end they belong to its last step."""
+        return stack_infos(self.infos or [])
 
     @property
     def next_obs(self) -> Tree:
@@ -88,6 +128,7 @@ class StepBatch:
     def take(self, rows: Array) -> StepBatch:
         ended = (self.terminated | self.truncated)[rows]
         final = None if self.final_obs is None or not ended.any() else self.final_obs
+        chosen = np.arange(len(self))[rows].tolist()
         return StepBatch(
             self.env_ids[rows],
             tree_map(lambda leaf: leaf[rows], self.obs),
@@ -99,6 +140,8 @@ class StepBatch:
             self.first[rows],
             self.faulty[rows],
             self.game_over[rows],
+            None if self.infos is None else [self.infos[i] for i in chosen],
+            None if self.first_infos is None else [self.first_infos[i] for i in chosen],
         )
 
     def __len__(self) -> int:

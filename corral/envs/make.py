@@ -36,6 +36,7 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
     backend: str = "auto",
     workers: int | None = None,
     seed: int = 0,
+    info: Sequence[str] = (),
     *,
     env_kwargs: Mapping[str, Any] | None = None,
     supervision: Supervision | None = None,
@@ -55,6 +56,8 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
             simulators to wait for.
         seed: run seed, root of the environments' seeds, and of the spaces of `vec.spec` that the environment did not
             seed itself; `vec.reset(seed)` restarts with another.
+        info: keys of the environments' infos that batches carry (`StepBatch.info`), e.g. `("is_success",)`. Native
+            environments and external simulators have none.
         env_kwargs: keyword arguments for the environment.
         supervision: deadlines and restart budget.
         role: branch of the seed tree; evaluation uses "eval" so that it never sees training seeds.
@@ -87,9 +90,19 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
         factories = [resolve(env, env_kwargs)] * num_envs if native is None else []
         vec = native or _from_factories(factories, backend, workers, cores, supervision, role)
     vec.seed = seed
+    if info:
+        _keep_infos(vec, [info] if isinstance(info, str) else list(info))
     if not isinstance(vec, VectorVecEnv):  # whose spaces are the user's own
         seed_spaces(vec.spec, seed, role)
     return vec
+
+
+def _keep_infos(vec: VecEnv, names: list[str]) -> None:
+    try:
+        vec.keep_infos(names)
+    except BaseException:
+        vec.close()
+        raise
 
 
 def _from_factories(

@@ -13,7 +13,7 @@ test.statistics.load("statistics.safetensors")
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,7 @@ class NormalizedVecEnv(VecEnv):
         self.num_envs, self.seed = vec.num_envs, vec.seed
         self.backend_reason, self.resolved_backend = vec.backend_reason, vec.resolved_backend
         self.pipelined, self.holds_back_rows = vec.pipelined, vec.holds_back_rows
+        self.gives_access = vec.gives_access
         self.statistics = Statistics(vec.spec.observation)
         self.spec: EnvSpec = vec.spec
         if obs:
@@ -182,8 +183,19 @@ class NormalizedVecEnv(VecEnv):
     def send(self, env_ids: Array, actions: Tree) -> None:
         self._vec.send(env_ids, actions)
 
-    def linger(self, min_ready: int, timeout_s: float) -> None:
-        self._vec.linger(min_ready, timeout_s)
+    def linger(self, min_ready: int, timeout_s: float) -> bool:
+        return self._vec.linger(min_ready, timeout_s)
+
+    def begin_episodes(
+        self, env_ids: Array, seeds: int | Sequence[int | None], options: Sequence[Mapping[str, Any] | None]
+    ) -> None:
+        self._returns[env_ids] = 0.0
+        self._vec.begin_episodes(env_ids, seeds, options)
+
+    def apply(
+        self, function: Callable[[Any, Any], Any], values: Iterable[Any] = (), env_ids: Array | None = None
+    ) -> list[Any]:
+        return self._vec.apply(function, values, env_ids)
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         batch = self._vec.recv(min_ready, env_ids=env_ids)

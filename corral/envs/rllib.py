@@ -18,11 +18,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
 from corral.core.errors import UserError
-from corral.core.types import Array, Tree
-from corral.envs.as_gymnasium import INFOS, AsGymnasium, ResetSeeds
+from corral.core.types import Tree
+from corral.envs.as_gymnasium import INFOS, HeldRows, ResetSeeds
 from corral.envs.backends.simulators.options import is_url
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike
@@ -62,48 +61,7 @@ def _create(env: EnvLike, kwargs: Mapping[str, Any], config: Mapping[str, Any]) 
     # Each runner gets a different seed; in a seeded run RLlib passes one to the first reset.
     seed = int(np.random.SeedSequence().generate_state(1)[0]) >> 1
     vec = make_vec(env, config.get("num_envs", 1), seed=seed, **kwargs)
-    return NextStepVector(vec) if "num_envs" in config else SingleEnv(vec)
-
-
-class NextStepVector(AsGymnasium):
-    """A VecEnv in Gymnasium's next-step autoreset mode, which RLlib's runners expect. The step that ends an episode
-    returns its true last observation; the next step ignores the action and returns the next episode's first
-    observation. `infos` has `raw_reward`, `game_over` and `faulty` of each step (see `as_gymnasium`).
-    """
-
-    def __init__(self, vec: VecEnv):
-        super().__init__(vec)
-        self.metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP
-        self._ended = np.zeros(self.num_envs, np.bool_)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
-        obs, infos = super().reset(seed=seed)
-        self._ended[:] = False
-        self._waiting = self.vec.spec.observation.flatten(obs)
-        return obs, infos
-
-    def step(self, actions: Tree) -> tuple[Tree, Array, Array, Array, dict[str, Any]]:
-        layout = self.vec.spec.observation
-        shown = [leaf.copy() for leaf in self._waiting]
-        reward = np.zeros(self.num_envs)
-        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
-        infos: dict[str, Any] = {name: np.zeros(self.num_envs, np.bool_) for name in INFOS}
-        infos["raw_reward"] = np.zeros(self.num_envs)
-        due = np.flatnonzero(~self._ended)
-        if len(due):
-            rows = self.vec.spec.action.batch(actions, self.num_envs)
-            self.vec.send(due, self.vec.spec.action.unflatten([leaf[due] for leaf in rows]))
-            batch = self.vec.recv(env_ids=due)
-            for out, leaf in zip(shown, layout.flatten(batch.next_obs), strict=True):
-                out[due] = leaf
-            for out, leaf in zip(self._waiting, layout.flatten(batch.obs), strict=True):
-                out[due] = leaf
-            reward[due], terminated[due], truncated[due] = batch.reward, batch.terminated, batch.truncated
-            for name in INFOS:
-                infos[name][due] = getattr(batch, name)
-        self._ended = terminated | truncated
-        infos |= {f"_{name}": np.ones(self.num_envs, np.bool_) for name in INFOS}
-        return layout.unflatten(shown), reward, terminated, truncated, infos
+    return HeldRows(vec) if "num_envs" in config else SingleEnv(vec)
 
 
 class SingleEnv(gymnasium.Env[Any, Any]):

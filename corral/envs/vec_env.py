@@ -11,7 +11,7 @@ while ...:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from corral.core import seeding
@@ -21,6 +21,7 @@ from corral.envs.supervision import Fault, FaultLog
 
 if TYPE_CHECKING:
     import gymnasium
+    from gymnasium.vector import AutoresetMode
     from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
     from corral.snapshot.states import States
@@ -44,6 +45,7 @@ class VecEnv(ABC):
     seed: int = 0  # of the reset that the first `recv` makes if `reset` was not called
     backend_reason: str = ""  # the reason why `backend="auto"` chose this backend
     resolved_backend: tuple[str, int | None] | None = None  # backend and workers that `auto` chose
+    gives_access: bool = False  # whether `apply` and `begin_episodes` work
     pipelined: bool = False  # whether environments step while the caller selects actions for others
     holds_back_rows: bool = False  # whether `recv()` may omit an environment until the others are sent to again
     _faults_seen = 0
@@ -64,12 +66,53 @@ class VecEnv(ABC):
     continued: Array | None = None
     """[num_envs] bool: environments that cannot be reset, whose episode went on when they last were; None: none."""
 
-    def linger(self, min_ready: int, timeout_s: float) -> None:  # noqa: B027 - others step within `recv`
-        """Wait for `min_ready` results or until the time is up, so that `recv(min_ready=1)` returns larger batches."""
+    def linger(self, min_ready: int, timeout_s: float) -> bool:
+        """Wait for `min_ready` results or until the time is up, so that `recv(min_ready=1)` returns larger batches;
+        returns whether `recv(min_ready)` will not wait.
+        """
+        return True  # others step within `recv`
 
     @abstractmethod
     def close(self) -> None:
         """Stop everything. Safe to call twice."""
+
+    def begin_episodes(
+        self,
+        env_ids: Array,
+        seeds: int | Sequence[int | None],
+        options: Sequence[Mapping[str, Any] | None],
+    ) -> None:
+        """Start a new episode in each of these environments, with its own seed (None: its RNG continues), or with those
+        of `reset(seed)`, and with its `options` of `reset()`. None may be in flight. First observations come from
+        `recv`; an exception ends this VecEnv.
+        """
+        raise UserError(
+            f"{self._kind} resets all environments from one seed: a list of seeds, options and masks need "
+            "backend='local' or 'process'."
+        )
+
+    def apply(
+        self, function: Callable[[Any, Any], Any], values: Iterable[Any] = (), env_ids: Array | None = None
+    ) -> list[Any]:
+        """`function(env, value)` for each of these environments (default: all), called where it lives; returns the
+        results. Nothing may be in flight. Function, values and results are pickled on backends with workers. What it
+        changes in an environment is lost when that one fails and is rebuilt; it must neither step nor reset it.
+        """
+        raise UserError(
+            f"{self._kind} does not give access to its environments, so nothing can be called, read, set or rendered "
+            "there: use backend='local' or 'process'."
+        )
+
+    def keep_infos(self, names: Sequence[str]) -> None:
+        """From now on put these values of the environments' infos into batches; before the first `recv`."""
+        raise UserError(
+            f"{self._kind} does not transmit infos, so make_vec(info=...) cannot be used: put {', '.join(names)} into "
+            "the observation, or use backend='local' or 'process'."
+        )
+
+    @property
+    def _kind(self) -> str:
+        return f"{type(self).__name__} of {self.spec.name}"
 
     def record_episodes(self) -> None:  # noqa: B027 - where nothing can be restored, nothing is recorded
         """From now on record what `state_dict` needs to restore environments in the middle of their episodes.
@@ -124,14 +167,16 @@ class VecEnv(ABC):
         """Current ratio of training rewards to unscaled rewards."""
         return 1.0
 
-    def as_gymnasium(self) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-        """The same environments behind Gymnasium's vector interface, with same-step autoreset. A VecEnv made from a
-        Gymnasium vector environment returns that one, in its own mode.
+    def as_gymnasium(self, autoreset: str | AutoresetMode = "same_step") -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+        """The same environments behind Gymnasium's vector interface. `autoreset` is "same_step" (the default),
+        "next_step" (that of Gymnasium's own vector environments, which its observation wrappers need), "disabled", or
+        a `gymnasium.vector.AutoresetMode`. A VecEnv made from a Gymnasium vector environment returns that one, in its
+        own mode.
         """
-        from corral.envs.as_gymnasium import AsGymnasium
+        from corral.envs.as_gymnasium import make_gymnasium_env
 
         self._require_full_batches()
-        return AsGymnasium(self)
+        return make_gymnasium_env(self, autoreset)
 
     def as_sb3(self) -> Sb3VecEnv:
         from corral.envs.as_sb3 import make_sb3_vec_env

@@ -208,31 +208,6 @@ def test_seed_repeats_the_next_reset():
         assert len({row.tobytes() for row in first}) == 3
 
 
-def test_looking_into_the_environments_is_refused_readably():
-    with corral.make_vec("CartPole-v1", 2, backend="local") as vec:
-        env = vec.as_sb3()
-        assert isinstance(env, vec_env.VecEnv)
-        assert env.render_mode is None
-        assert env.get_attr("render_mode", indices=[0]) == [None]
-        assert env.get_attr("action_space") == [vec.spec.action_space] * 2
-        assert env.has_attr("render_mode")
-        assert not env.has_attr("gravity")
-        assert env.env_is_wrapped(Monitor) == [True, True]
-        assert env.env_is_wrapped(gymnasium.Wrapper, indices=1) == [False]
-        with pytest.raises(AttributeError, match="'gravity' is an attribute of the environments"):
-            env.get_attr("gravity")
-        with pytest.raises(corral.UserError, match="env_kwargs"):
-            env.set_attr("gravity", 1.0)
-        with pytest.raises(corral.UserError, match=r"cannot call compute_reward\(\)"):
-            env.env_method("compute_reward")
-        with pytest.raises(corral.UserError, match="cannot render"):
-            env.get_images()
-        env.set_options({"low": 1})
-        with pytest.raises(corral.UserError, match="env_kwargs"):
-            env.reset()
-        env.reset()
-
-
 def test_without_sb3_the_error_names_the_extra():
     code = textwrap.dedent("""
         import sys

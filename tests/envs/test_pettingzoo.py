@@ -1,6 +1,7 @@
 """Games of PettingZoo: the same rules as ours, legal searches, and states that are exact."""
 
 import copy
+import sys
 
 import numpy as np
 import pytest
@@ -196,6 +197,19 @@ def test_state_memory_is_bounded():
     states = corral.Snapshots(env, memory_mb=0.02).states
     with pytest.raises(UserError, match="memory_mb"):
         states.save(np.zeros(50, np.int64))
+
+
+def test_hint_for_card_games_names_their_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rlcard", None)
+    for game in ("leduc_holdem_v4", "texas_holdem_v4"):
+        with pytest.raises(UserError, match=r"pip install rlcard\."):
+            PettingZoo(game)
+    monkeypatch.setitem(sys.modules, "chess", None)
+    monkeypatch.delitem(sys.modules, "pettingzoo.classic.chess_v6", raising=False)
+    for name in [name for name in sys.modules if name.startswith("pettingzoo.classic.chess")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UserError, match=r"pip install 'corral-rl\[games\]'"):
+        PettingZoo("chess_v6")
 
 
 def test_hidden_cards_are_not_searched():

@@ -10,7 +10,8 @@ from helpers.sims import Sim, free_url, wait_for
 
 import corral
 from corral.core.errors import UserError
-from corral.envs.rllib import NextStepVector, SingleEnv, register
+from corral.envs.as_gymnasium import HeldRows
+from corral.envs.rllib import SingleEnv, register
 from corral.envs.wrappers import ClipReward
 from corral.testing.envs import CountingEnv, TreeEnv
 
@@ -21,7 +22,7 @@ pytest.importorskip("ray.rllib")
 def test_episodes_look_as_in_gymnasiums_next_step_mode(end):
     factory = partial(CountingEnv, 3, end)
     theirs = SyncVectorEnv([factory] * 3, autoreset_mode=AutoresetMode.NEXT_STEP)
-    ours = NextStepVector(corral.make_vec(factory, 3, "local"))
+    ours = HeldRows(corral.make_vec(factory, 3, "local"))
     theirs.reset(seed=0)
     obs, _ = ours.reset(seed=0)
     assert (obs[:, 2] == 0).all()
@@ -35,7 +36,7 @@ def test_episodes_look_as_in_gymnasiums_next_step_mode(end):
 
 
 def test_envs_ending_at_different_times_miss_no_step():
-    ours = NextStepVector(corral.make_vec([partial(CountingEnv, n) for n in (2, 3, 5)], backend="local"))
+    ours = HeldRows(corral.make_vec([partial(CountingEnv, n) for n in (2, 3, 5)], backend="local"))
     ours.reset(seed=1)
     lives = [0, 0, 0]
     waiting = [False] * 3

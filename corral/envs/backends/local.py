@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from corral.envs.backends.row_vec_env import RowVecEnv
 from corral.envs.stepping.group import EnvGroup, RowEnv
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
+from corral.envs.stepping.row_infos import RowInfos
 from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import IDLE, FaultLog, Supervision, Watchdog
 from corral.snapshot.keepers.choose import make_scratch
@@ -24,6 +25,8 @@ from corral.snapshot.states import States
 
 class LocalVecEnv(RowVecEnv):
     """VecEnv without processes. Environments step inside `recv`, in the order of their actions."""
+
+    gives_access = True
 
     def __init__(self, factories: Sequence[EnvFactory], name: str, supervision: Supervision, role: str = "train"):
         self.num_envs, self._role = len(factories), role
@@ -70,6 +73,34 @@ class LocalVecEnv(RowVecEnv):
             self.close()
             raise
         in_flight.complete(in_flight.all_envs.mask)
+
+    def begin_episodes(
+        self, env_ids: Array, seeds: int | Sequence[int | None], options: Sequence[Mapping[str, Any] | None]
+    ) -> None:
+        chosen = self._in_flight.begin(env_ids)
+        seeds = self._each_seed(chosen, seeds)
+        self._rows.flip(chosen)
+        self._rows.episode[chosen.ids] += 1
+        self._watchdog.touch()
+        try:
+            for env_id, seed, its_options in zip(chosen.numbers, seeds, options, strict=True):
+                self._group.start(env_id, seed, its_options)
+        except BaseException:
+            self.close()
+            raise
+        self._in_flight.complete(chosen.mask)
+
+    def apply(
+        self, function: Callable[[Any, Any], Any], values: Iterable[Any] = (), env_ids: Array | None = None
+    ) -> list[Any]:
+        self._in_flight.require_none_waiting("A call of the environments")
+        ids = self._in_flight.all_envs.ids if env_ids is None else self._in_flight.sets.of(env_ids).ids
+        values = list(values) or [None] * len(ids)
+        envs = self._group.envs
+        return [function(envs[env_id], value) for env_id, value in zip(ids.tolist(), values, strict=True)]
+
+    def keep_infos(self, names: Sequence[str]) -> None:
+        self._rows.infos = RowInfos(names)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         chosen, leaves = self._in_flight.send(env_ids, actions)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
+from corral.core import seeding
 from corral.core.errors import UserError
 from corral.core.types import Array, StepBatch, Tree
 from corral.envs.stepping.id_set import IdSet
@@ -39,6 +41,11 @@ class RowVecEnv(VecEnv):
             "rows": self._rows.state_dict(self._in_flight.all_envs),
             "faults": self._log.state_dict(),
         }
+
+    def _each_seed(self, chosen: IdSet, seeds: int | Sequence[int | None]) -> Sequence[int | None]:
+        if not isinstance(seeds, int):
+            return seeds
+        return [seeding.env_seed(seeds, self._role, env_id, 0) for env_id in chosen.numbers]
 
     def _load_rows(self, state: dict[str, Any]) -> None:
         """Take over a saved state except the environments, all of which are in flight afterwards."""
@@ -120,10 +127,11 @@ class AsyncVecEnv(RowVecEnv):
                 self._start_due()
         return batch
 
-    def linger(self, min_ready: int, timeout_s: float) -> None:
+    def linger(self, min_ready: int, timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s
         while self._in_flight.num_ready(None) < min_ready and (left := until - time.monotonic()) > 0:
             self._pump(min(left, POLL_S))
+        return self._in_flight.num_ready(None) >= min_ready
 
     def _pump(self, timeout_s: float = POLL_S) -> None:
         """Wait for a bounded time and handle what arrives; an error closes this VecEnv."""

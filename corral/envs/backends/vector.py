@@ -40,7 +40,12 @@ class VectorVecEnv(LockstepVecEnv):
         self._due = np.zeros(self.num_envs, np.bool_)
         self._ends: StepBatch | None = None
 
-    def as_gymnasium(self) -> VectorEnv:
+    def as_gymnasium(self, autoreset: str | AutoresetMode | None = None) -> VectorEnv:
+        if autoreset is not None:
+            from corral.envs.as_gymnasium import autoreset_mode
+
+            if autoreset_mode(autoreset) is not self._mode:
+                raise UserError(f"{self.spec.name} was built with autoreset {self._mode.value}, which cannot change.")
         return self._venv
 
     def _restart(self, seeds: list[int]) -> Tree:

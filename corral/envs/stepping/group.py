@@ -123,13 +123,18 @@ class EnvGroup:
                 self._first(env_id)
                 self._mark[0] = IDLE
 
-    def start(self, env_id: int, seed: int) -> None:
+    def start(self, env_id: int, seed: int | None, options: Mapping[str, Any] | None = None) -> None:
+        """Start an episode; without a seed, the environment's own RNG continues."""
         rows = self.rows
         if env_id not in self.envs:
             require_same_spaces(rows.spec, env_id, self._build(env_id), env_id)
         self._mark[0] = starting(env_id)
-        rows.seed[env_id], rows.step[env_id] = seed, 0
-        obs = self._seeded_reset(env_id, seed)
+        rows.step[env_id] = 0
+        if seed is not None:
+            rows.seed[env_id] = seed
+        if rows.infos is not None:
+            rows.infos.forget(env_id)
+        obs = self._reset(env_id, seed, options)
         self._checks.require_good_reset(obs, env_id)
         self._put(rows.last_obs(env_id), obs, env_id)
         self._first(env_id)
@@ -160,7 +165,7 @@ class EnvGroup:
         half = phases[0] if phases.count(phases[0]) == len(phases) else None
         start, batch = time.perf_counter(), _Batch()
         rewards = batch.rewards
-        one_by_one = self._slow
+        one_by_one, keeps_infos = self._slow, rows.infos is not None
         if self.recorder is not None:
             self.recorder.acted(chosen)
         for env_id, phase, action in zip(chosen.numbers, phases, rows.actions(chosen), strict=True):
@@ -177,11 +182,7 @@ class EnvGroup:
                 if type(reward) is np.ndarray:  # read now: the environment may reuse it
                     reward = self._checks.scalar(reward, env_id)
                 rewards.append(reward)
-                life_lost = False
-                if info:
-                    raw_reward, life_lost = self._checks.read_info(info, env_id)
-                    if raw_reward is not None:
-                        batch.raw_rewards[env_id] = raw_reward
+                life_lost = bool(info or keeps_infos) and self._read_info(env_id, info or {}, batch)
                 if terminated or truncated:
                     batch.ends.append((env_id, bool(terminated), bool(truncated), not life_lost))
                     self._put(self._final_views[env_id], obs, env_id)
@@ -198,6 +199,15 @@ class EnvGroup:
             self._finish(chosen, half, batch, notify)
         mark[0] = IDLE
         self._slow = time.perf_counter() - start > _SLOW_STEP_S * len(phases)
+
+    def _read_info(self, env_id: int, info: Any, batch: _Batch) -> bool:
+        """Keep what a step's info says; returns whether a life was lost."""
+        raw_reward, life_lost = self._checks.read_info(info, env_id)
+        if raw_reward is not None:
+            batch.raw_rewards[env_id] = raw_reward
+        if self.rows.infos is not None:
+            self.rows.infos.stepped(env_id, info)
+        return life_lost
 
     def record(self) -> Recorder:
         if self.recorder is None:
@@ -301,22 +311,30 @@ class EnvGroup:
         for view, value in zip(views, self._checks.leaves(obs, env_id), strict=True):
             view[...] = value
 
-    def _seeded_reset(self, env_id: int, seed: int) -> Any:
-        if self.recorder is not None:
-            self.recorder.seeded(env_id, self.envs[env_id], seed)
-        return seeded_reset(self.envs[env_id], seed)[0]
+    def _reset(self, env_id: int, seed: int | None, options: Mapping[str, Any] | None = None) -> Any:
+        env, recorder = self.envs[env_id], self.recorder
+        if recorder is not None and seed is not None:
+            recorder.seeded(env_id, env, seed)
+        elif recorder is not None:
+            recorder.next_game(env_id, env)
+        obs, info = seeded_reset(env, seed, options)
+        if self.rows.infos is not None:
+            self.rows.infos.began(env_id, info)
+        return obs
 
     def _next_episode(self, env_id: int, phase: int, *, life_lost: bool) -> None:
         if self.recorder is not None and not life_lost:
             self.recorder.next_game(env_id, self.envs[env_id])
         self._mark[0] = starting(env_id)
         try:
-            obs = self.envs[env_id].reset()[0]
+            obs, info = self.envs[env_id].reset()
         except (Exception, SystemExit) as error:
             self._report(self.rows.fault(env_id, "raised", "in reset():\n" + _trace(error)))
             self._rebuild(env_id, int(self.rows.episode[env_id]) + 1)
         else:
             self._put(self._obs_views[phase][env_id], obs, env_id)
+            if self.rows.infos is not None:
+                self.rows.infos.began(env_id, info)
 
     def _build(self, env_id: int) -> EnvSpec:
         self._mark[0] = starting(env_id)
@@ -340,7 +358,7 @@ class EnvGroup:
                 spec = self._build(env_id)
                 require_same_spaces(rows.spec, env_id, spec, env_id)
                 seed = seeding.env_seed(self._run_seed, self._role, env_id, episode, attempt)
-                obs = self._seeded_reset(env_id, seed)
+                obs = self._reset(env_id, seed)
                 self._put(rows.last_obs(env_id), obs, env_id)
                 if not self._checks.obs(env_id):
                     raise ValueError(self._checks.describe("the reset after the restart", rows.last_obs(env_id))[1])

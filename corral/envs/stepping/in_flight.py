@@ -31,6 +31,21 @@ class InFlight:
         if not self.started or self.in_flight | self.ready:
             raise UserError("state_dict() needs all environments idle: recv() the results in flight first.")
 
+    def begin(self, env_ids: Array) -> IdSet:
+        """Check and record that new episodes begin in these environments."""
+        self.require_none_waiting("A reset")
+        chosen = self.sets.of(env_ids)
+        if not self.started and len(chosen) < self.num_envs:
+            raise UserError("The first reset must be of all environments: call reset() first.")
+        self.started = True
+        self.in_flight |= chosen.mask
+        return chosen
+
+    def require_none_waiting(self, what: str) -> None:
+        self.require_open()
+        if self.in_flight | self.ready:
+            raise UserError(f"{what} needs all environments idle: recv() the results in flight first.")
+
     def require_new(self) -> None:
         self.require_open()
         if self.started:

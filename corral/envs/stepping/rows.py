@@ -17,6 +17,7 @@ import numpy as np
 
 from corral.core.types import Array, EnvSpec, StepBatch
 from corral.envs.stepping.id_set import IdSet, SetCache
+from corral.envs.stepping.row_infos import InfoPair, RowInfos
 from corral.envs.supervision import Fault
 
 _ALIGN = 64
@@ -47,6 +48,7 @@ class EnvRows:
         self.seed, self.episode, self.step = next(taken), next(taken), next(taken)
         self.mark = next(taken)  # per worker (at most N), the environment it is stepping
         self.phase = next(taken)
+        self.infos: RowInfos | None = None  # values of `info`, if asked for
         self._odd = 0  # the receiver's copy of `phase`, as a mask
         self._cached_views = SetCache[tuple[list[list[Array]], Array]](num_envs)
 
@@ -73,7 +75,7 @@ class EnvRows:
         flags = table.view(_BOOL)[:, _FLAGS_AT:]
         flags_bytes = table.view(_INT)[:, 2].tobytes()  # comparing bytes is faster than counting numbers
         final = self._finals(ids, obs, flags) if flags_bytes != bytes(len(flags_bytes)) else None
-        return StepBatch(
+        batch = StepBatch(
             ids,
             layout.unflatten(obs),
             table[:, 0],
@@ -85,6 +87,9 @@ class EnvRows:
             flags[:, FAULTY],
             flags[:, GAME_OVER],
         )
+        if self.infos is not None:
+            batch.infos, batch.first_infos = self.infos.collect(chosen.numbers)
+        return batch
 
     def _views(self, chosen: IdSet) -> tuple[list[list[Array]], Array]:
         """Cached views of both observation halves and the table, at even steps; a new view costs as much as a copy."""
@@ -165,6 +170,8 @@ class EnvRows:
         self.reward[env_id] = self.raw_reward[env_id] = 0.0
         self.flags[env_id, [TERMINATED, GAME_OVER]] = False
         self.flags[env_id, [TRUNCATED, FAULTY, FIRST]] = True
+        if self.infos is not None:
+            self.infos.lost(env_id)
 
 
 def _places(spec: EnvSpec, n: int) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any]]]:
@@ -188,6 +195,7 @@ class CopiedRows:
     table: Array
     counters: Array  # [K, 3]: seed, episode, step
     final: list[Array] | None  # of the ended episodes, in order
+    infos: dict[int, InfoPair] | None = None
 
 
 def pack(rows: EnvRows, chosen: IdSet) -> CopiedRows:
@@ -200,6 +208,7 @@ def pack(rows: EnvRows, chosen: IdSet) -> CopiedRows:
         rows.table[ids],
         np.stack([rows.seed[ids], rows.episode[ids], rows.step[ids]], axis=1),
         [leaf[ended] for leaf in rows.final] if len(ended) else None,
+        None if rows.infos is None else rows.infos.take(chosen.numbers),
     )
 
 
@@ -214,6 +223,8 @@ def unpack(rows: EnvRows, chosen: IdSet, copied: CopiedRows) -> None:
         ended = ids[_ended(rows, ids)]
         for leaf, value in zip(rows.final, copied.final, strict=True):
             leaf[ended] = value
+    if rows.infos is not None and copied.infos is not None:
+        rows.infos.put(copied.infos)
 
 
 def _ended(rows: EnvRows, ids: Array) -> Array:

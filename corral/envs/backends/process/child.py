@@ -10,6 +10,7 @@ from corral.core.encoding import decode
 from corral.core.types import EnvSpec
 from corral.envs.backends.process.channel import Channel, ChannelClosed, frame
 from corral.envs.backends.remote import messages as msg
+from corral.envs.backends.remote.pickled import dump
 from corral.envs.backends.remote.worker import EnvWorker, failure
 from corral.envs.stepping.id_set import IdSet, SetCache
 from corral.envs.stepping.rows import EnvRows
@@ -50,6 +51,8 @@ class _Worker(EnvWorker):
         self._channel.send(op, data)
 
     def announce(self, done: IdSet) -> None:
+        if self._rows.infos is not None:
+            self.post(msg.INFOS, dump(self._rows.infos.take(done.numbers), "an info"))
         ready = self._ready_frames.get(done)
         if ready is None:
             ready = self._ready_frames[done] = frame(msg.READY, done.payload)

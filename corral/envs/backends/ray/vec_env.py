@@ -164,8 +164,13 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
                 worker.step(ids.payload, list(ids.numbers), [leaf[part] for leaf in self._rows.action])
             self._last_sent = worker
 
-    def _send_reset(self, worker: RayWorker, ids: Array, *, lenient: bool, whole: bool = False) -> None:
+    def _send_reset(
+        self, worker: RayWorker, ids: Array, *, lenient: bool, whole: bool = False, begin: bytes | None = None
+    ) -> None:
         """One call for each environment: resets may take long."""
+        if begin is not None:
+            super()._send_reset(worker, ids, lenient=lenient, whole=whole, begin=begin)
+            return
         for k, part in enumerate(_parts(ids, one_by_one=True)):
             super()._send_reset(worker, part, lenient=lenient, whole=whole and k == 0)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import cloudpickle
@@ -21,10 +21,12 @@ from corral.core.errors import EnvFailed, EnvNotStarted, UserError
 from corral.core.gym_env import EnvFactory, require_same_spaces
 from corral.core.types import Array, EnvSpec
 from corral.envs.backends.remote import messages as msg
+from corral.envs.backends.remote.pickled import dump, load, load_error
 from corral.envs.backends.row_vec_env import POLL_S, AsyncVecEnv
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
 from corral.envs.stepping.pending_faults import PendingFaults
+from corral.envs.stepping.row_infos import RowInfos
 from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import IDLE, Fault, FaultLog, Supervision, marked_env
 from corral.snapshot.rng import write_space_rngs
@@ -71,6 +73,7 @@ W = TypeVar("W", bound=RemoteWorker)
 class RemoteVecEnv(AsyncVecEnv, Generic[W]):
     """VecEnv over workers."""
 
+    gives_access = True
     _stop: Callable[[], Any]  # ends all workers; safe to call twice
 
     def __init__(self, num_envs: int, name: str, supervision: Supervision, workers: int, role: str):
@@ -112,6 +115,50 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
                 self._send_reset(worker, worker.ids, lenient=lenient, whole=True)
             else:
                 self._pending.schedule_reset(worker.ids)
+
+    def begin_episodes(
+        self, env_ids: Array, seeds: int | Sequence[int | None], options: Sequence[Mapping[str, Any] | None]
+    ) -> None:
+        if not self._in_flight.started:
+            self._pending.clear()
+        chosen = self._in_flight.begin(env_ids)
+        self._finish_restarts()
+        self._rows.flip(chosen)
+        self._rows.episode[chosen.ids] += 1
+        jobs = dict(zip(chosen.numbers, zip(self._each_seed(chosen, seeds), options, strict=True), strict=True))
+        for worker in self._workers:
+            ids = chosen.ids[self._worker_of[chosen.ids] == worker.index]
+            if len(ids):
+                begin = dump(tuple(zip(*(jobs[i] for i in ids.tolist()), strict=True)), "an option of reset()")
+                self._send_reset(worker, ids, lenient=False, begin=begin)
+
+    def apply(
+        self, function: Callable[[Any, Any], Any], values: Iterable[Any] = (), env_ids: Array | None = None
+    ) -> list[Any]:
+        self._in_flight.require_none_waiting("A call of the environments")
+        self._finish_restarts()
+        ids = self._in_flight.all_envs.ids if env_ids is None else self._in_flight.sets.of(env_ids).ids
+        each = dict(zip(ids.tolist(), list(values) or [None] * len(ids), strict=True))
+        jobs = {}
+        for worker in self._workers:
+            if mine := [i for i in worker.ids.tolist() if i in each]:
+                jobs[worker.index] = {"ids": mine, "call": dump((function, [each[i] for i in mine]), "the call")}
+        answers = self._ask(msg.APPLY, jobs)
+        results: dict[int, Any] = {}
+        for index, job in jobs.items():
+            if index not in answers:
+                raise EnvFailed(
+                    f"A worker of {self._name} was lost in a call of its environments, which are restarted."
+                )
+            if "results" not in answers[index]:
+                self._raise(answers[index], original=True)
+            results |= zip(job["ids"], load(answers[index]["results"]), strict=True)
+        return [results[i] for i in ids.tolist()]
+
+    def keep_infos(self, names: Sequence[str]) -> None:
+        self._rows.infos = RowInfos(names)
+        for worker in self._workers:
+            worker.post(msg.KEEP_INFOS, list(names))  # a replacement is told when it gets its rows
 
     def record_episodes(self) -> None:
         self._recording = True
@@ -201,7 +248,7 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
         self._pending.complete(results)
 
     def _handle(self, worker: W, op: int, data: Any) -> None:
-        if op in (msg.SAVED, msg.LOADED):
+        if op in (msg.SAVED, msg.LOADED, msg.APPLIED):
             worker.pending -= 1
             self._asked.discard(worker.index)
             self._answers[worker.index] = data
@@ -210,6 +257,9 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
                 self._in_flight.complete(sum(1 << env_id for env_id in data))
                 self._in_flight.in_flight &= ~mask
                 self._pending.fresh &= ~mask
+        elif op == msg.INFOS:
+            if self._rows.infos is not None:
+                self._rows.infos.put(load(data))
         elif op == msg.ALIVE:
             worker.heartbeat()
         elif op == msg.FAULT:
@@ -226,9 +276,26 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
             if self._allocated and not worker.running:  # a replacement could not be built; the budget limits how often
                 self._replace(worker, "raised", data["text"])
                 return
-            raise {"start": EnvNotStarted, "user": UserError, "failed": EnvFailed}[data["kind"]](data["text"])
+            self._raise(data)
 
-    def _send_reset(self, worker: W, ids: Array, *, lenient: bool, whole: bool = False) -> None:
+    def _raise(self, data: dict[str, Any], *, original: bool = False) -> None:
+        """Raise a worker's failure, caused by its own exception, or that exception, if `original`."""
+        error = load_error(data["error"])
+        if isinstance(error, (UserError, EnvFailed)):
+            raise error
+        if original and error is not None:
+            error.add_note(f"In the process of the environment:\n{data['text']}")
+            raise error
+        raise {"start": EnvNotStarted, "user": UserError, "failed": EnvFailed}[data["kind"]](data["text"]) from error
+
+    def _finish_restarts(self) -> None:
+        """Wait until every worker has built its environments."""
+        while not all(worker.running for worker in self._workers):
+            self._pump()
+
+    def _send_reset(
+        self, worker: W, ids: Array, *, lenient: bool, whole: bool = False, begin: bytes | None = None
+    ) -> None:
         worker.pending += len(ids)
         worker.heartbeat()
         # Global RNGs are seeded when a process starts and by reset(), never in the middle of a run.
@@ -241,6 +308,7 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
             "lenient": lenient,
             "generators": generators,
             "episode": self._rows.episode[ids].tolist(),
+            "begin": begin,
         }
         worker.post(msg.RESET, data)
 
@@ -281,7 +349,8 @@ class RemoteVecEnv(AsyncVecEnv, Generic[W]):
     def _give_rows(self, worker: W) -> None:
         worker.running = True
         rows = {"spec": self.spec.to_json(), "num_envs": self.num_envs, "worker": worker.index}
-        worker.post(msg.ROWS, {**rows, "record": self._recording})
+        infos = [] if self._rows.infos is None else list(self._rows.infos.names)
+        worker.post(msg.ROWS, {**rows, "record": self._recording, "infos": infos})
 
     def _require_work(self) -> None:
         """No unbounded wait: some worker must be working on what is in flight."""

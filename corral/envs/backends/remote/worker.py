@@ -10,15 +10,16 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from corral.core import seeding
 from corral.core.errors import EnvFailed, EnvNotStarted, UserError
 from corral.core.types import EnvSpec
 from corral.envs.backends.remote import messages as msg
+from corral.envs.backends.remote.pickled import dump, dump_error, load
 from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSet, IdSets
+from corral.envs.stepping.row_infos import RowInfos
 from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import IDLE
 from corral.snapshot.rng import read_global_generators, read_space_rngs, write_global_generators
@@ -47,9 +48,7 @@ class EnvWorker(ABC):
         return memoryview(rows.mark.data)[self._index : self._index + 1]
 
     def start(self, job: bytes) -> None:
-        # Pickle is safe here: the bytes come from the process that started this one, and a factory is code, which no
-        # data format carries.
-        factories, name = cloudpickle.loads(job)
+        factories, name = load(job)
         self._group = EnvGroup(factories, name, lambda fault: self.post(msg.FAULT, asdict(fault)), [IDLE])
         spec = self._group.build(lambda: self.post(msg.ALIVE, None))
         self.post(msg.SPEC, {**spec.to_json(), "space_rngs": read_space_rngs(spec)})
@@ -68,6 +67,10 @@ class EnvWorker(ABC):
             self.post(msg.SAVED, {"envs": self._group.save(), "generators": read_global_generators()})
         elif op == msg.LOAD:
             self._load(data)
+        elif op == msg.APPLY:
+            self.post(msg.APPLIED, self._apply(data))
+        elif op == msg.KEEP_INFOS:
+            self._rows.infos = RowInfos(data)
 
     def close(self) -> None:
         if hasattr(self, "_group"):  # not if its factories could not be loaded
@@ -80,6 +83,8 @@ class EnvWorker(ABC):
         self._group.attach(self._rows, self._sets, self.visible_mark(self._rows))
         if data["record"]:
             self._group.record()
+        if data["infos"]:
+            self._rows.infos = RowInfos(data["infos"])
         # Everything built so far lives as long as the worker; collections need not look at it.
         gc.collect()
         gc.freeze()
@@ -89,8 +94,20 @@ class EnvWorker(ABC):
             self._seed_generators(data["seed"], data["role"], data["generators"])
         chosen = self._sets.of(np.array(data["ids"]))
         self._rows.episode[chosen.ids] = data["episode"]
-        self._group.reset(chosen.ids, data["seed"], data["role"], lenient=data["lenient"])
+        if data["begin"] is None:
+            self._group.reset(chosen.ids, data["seed"], data["role"], lenient=data["lenient"])
+        else:
+            for env_id, seed, options in zip(chosen.numbers, *load(data["begin"]), strict=True):
+                self._group.start(env_id, seed, options)
         self.announce(chosen)
+
+    def _apply(self, data: dict[str, Any]) -> dict[str, Any]:
+        try:
+            function, values = load(data["call"])
+            results = [function(self._group.envs[i], value) for i, value in zip(data["ids"], values, strict=True)]
+            return {"results": dump(results, "a result")}
+        except Exception as error:
+            return failure(error)
 
     def _load(self, data: dict[str, Any]) -> None:
         self._seed_generators(data["seed"], data["role"], data["start"])
@@ -112,9 +129,10 @@ class EnvWorker(ABC):
         np.random.seed(seed)
 
 
-def failure(error: BaseException) -> dict[str, str]:
-    """The contents of FAILED."""
+def failure(error: BaseException) -> dict[str, Any]:
+    """The contents of FAILED, and of APPLIED if the call failed."""
     expected = isinstance(error, (UserError, EnvFailed))
     text = str(error) if expected else "".join(traceback.format_exception(error))
     kinds = (("start", EnvNotStarted), ("user", UserError), ("failed", BaseException))
-    return {"kind": next(kind for kind, cls in kinds if isinstance(error, cls)), "text": text}
+    kind = next(kind for kind, cls in kinds if isinstance(error, cls))
+    return {"kind": kind, "text": text, "error": dump_error(error)}

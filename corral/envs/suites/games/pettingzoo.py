@@ -19,7 +19,7 @@ from corral.core.gym_env import require_legal
 from corral.core.types import Array
 from corral.snapshot.keeper import CannotSave, Env, FindStart, StateKeeper
 
-_INSTALL = "pip install 'corral-rl[games]'"
+_IN_THE_EXTRA = ("pettingzoo", "pygame", "chess")
 _HIDDEN_CARDS = ("pettingzoo.classic.rlcard_envs", "pettingzoo.classic.hanabi")
 _TRIED_MOVES = 4
 
@@ -40,7 +40,14 @@ def make_aec(game: str, **kwargs: Any) -> Any:
             warnings.simplefilter("ignore", DeprecationWarning)  # from a registry that older releases do not have
             return importlib.import_module(f"pettingzoo.classic.{game}").env(**kwargs)
     except ImportError as error:
-        raise UserError(f"{game} needs a package that is not installed ({error}): {_INSTALL}.") from error
+        raise UserError(f"{game} needs a package that is not installed ({error}): {_how_to_install(error)}.") from error
+
+
+def _how_to_install(error: ImportError) -> str:
+    missing = (error.name or "").partition(".")[0]
+    if missing in _IN_THE_EXTRA:
+        return "pip install 'corral-rl[games]'"
+    return f"pip install {missing or 'the one that it names'}"  # card games need packages that the extra leaves out
 
 
 class AecEnv(gymnasium.Env[Array, np.int64]):
