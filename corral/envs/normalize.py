@@ -185,6 +185,10 @@ class NormalizedVecEnv(VecEnv):
     def linger(self, min_ready: int, timeout_s: float) -> None:
         self._vec.linger(min_ready, timeout_s)
 
+    @property
+    def shows_masks(self) -> bool:
+        return self._vec.shows_masks
+
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         batch = self._vec.recv(min_ready, env_ids=env_ids)
         if self._obs:

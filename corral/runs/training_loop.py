@@ -51,7 +51,15 @@ class Result:
 
 Saved = tuple[dict[str, Any], dict[str, Any]]
 """State and meta data of a checkpoint."""
-_WARNINGS = ("not_finite", "callback_error", "unknown_hook", "slow_callback", "sink_error", "slow_sink")
+_WARNINGS = (
+    "not_finite",
+    "masks_ignored",
+    "callback_error",
+    "unknown_hook",
+    "slow_callback",
+    "sink_error",
+    "slow_sink",
+)
 
 
 class TrainingLoop:
@@ -68,6 +76,7 @@ class TrainingLoop:
     ):
         self._experiment, self._folder, self._plugins = experiment, folder, plugins or Plugins()
         self._resume, self._quiet = resume, quiet
+        self._warned_of_masks = False
         self.began = False  # False: nothing was trained, so the run folder may be removed
 
     def run(self) -> Result:
@@ -80,6 +89,7 @@ class TrainingLoop:
                 self._callbacks.on_start(run)
                 while run.steps < self._experiment.steps and run.stop_reason is None:
                     run.advance()
+                    self._warn_of_masks()
                 run.finish()
             except Exception as error:
                 with contextlib.suppress(Exception):  # the first error is the one to show
@@ -167,6 +177,18 @@ class TrainingLoop:
             log.info("backend=%s is not used: the simulators at %s run elsewhere", experiment.backend, experiment.env)
         if self._callbacks.uses("on_rollout") and not topology.sees_rollouts:
             self._note("no_rollouts", f"on_rollout is not called: {experiment.topology} trajectories stay in workers")
+
+    def _warn_of_masks(self) -> None:
+        """Say once if environments show masks of their legal actions and the algorithm ignores them."""
+        topology = self._topology
+        if not topology.shows_masks or topology.algo.uses_action_masks or self._warned_of_masks:
+            return
+        self._warned_of_masks = True
+        self._note(
+            "masks_ignored",
+            f"{topology.spec.name} shows action masks, and {self._experiment.algo} ignores them: let the environment "
+            "accept the actions that they exclude, for example without effect or with a penalty",
+        )
 
     def _note(self, kind: str, text: str) -> None:
         topology: Topology | None = getattr(self, "_topology", None)  # it also calls this while it is built
