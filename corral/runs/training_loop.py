@@ -15,6 +15,7 @@ from typing import Any
 from corral.config import presets
 from corral.config.experiment import Experiment
 from corral.core.types import EnvSpec
+from corral.nets.network import describe_encoding
 from corral.runs import checkpoint
 from corral.runs.callbacks.clocks import Checkpoints, EvaluationClock, MetricsClock
 from corral.runs.callbacks.dispatch import Dispatcher
@@ -173,6 +174,8 @@ class TrainingLoop:
             f"{experiment.steps:,}", experiment.seed, experiment.num_envs, f"{params:,}", topology.learner.device,
             topology.precision.name, topology.precision.why, topology.thread_plan, self._folder.path,
         )  # fmt: skip
+        if encoding := describe_encoding(topology.model):
+            log.info("observations: %s (net.obs_encoding=auto, scaled or raw)", encoding)
         if "://" in experiment.env and experiment.backend != "auto":
             log.info("backend=%s is not used: the simulators at %s run elsewhere", experiment.backend, experiment.env)
         if self._callbacks.uses("on_rollout") and not topology.sees_rollouts:
