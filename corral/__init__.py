@@ -7,6 +7,8 @@ neither torch nor Ray.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from corral.core import log as _messages
@@ -68,6 +70,8 @@ if TYPE_CHECKING:
 
 
 _messages.show_by_default()
+if "torch" not in sys.modules:  # OpenMP reads it once: threads that wait for work sleep, instead of taking a core
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def __getattr__(name: str) -> Any:

@@ -69,6 +69,8 @@ class Algorithm(ABC):
     spec: EnvSpec
     uses_target: bool = False
     """Whether `losses` gets a target network."""
+    uses_action_masks: bool = False
+    """Whether it takes only actions that the environment's mask allows."""
 
     @abstractmethod
     def build_model(self) -> nn.Module:

@@ -95,9 +95,10 @@ class Experiment:
     device: str = "auto"
     """Device of the networks: auto, cpu, cuda, cuda:1, mps."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of image encoders; auto: the faster one, measured. All else is float32."""
-    torch_threads: int | None = None
-    """Number of torch threads; none: 1 for small networks, all cores for image networks."""
+    """Precision of image encoders; auto: bf16 if measured to be clearly faster, else fp32. All else is float32."""
+    torch_threads: int | Literal["all"] | None = None
+    """Number of torch threads; none: 1 for small networks, the free cores for image networks (measured at the start
+    and kept in sync, adapted elsewhere); all: all cores for image networks."""
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     algorithm: Any = None
@@ -124,7 +125,9 @@ class Experiment:
     """The callable that `<name>` stands for, in the process that has it."""
 
     def __post_init__(self) -> None:
-        _at_least("", self, steps=1, seed=0, num_envs=1, workers=1, actors=1, torch_threads=1)
+        _at_least("", self, steps=1, seed=0, num_envs=1, workers=1, actors=1)
+        if self.torch_threads != "all":
+            _at_least("", self, torch_threads=1)
         _at_least("", self, eval_every=0, eval_episodes=0, checkpoint_every_s=0, checkpoint_every=0)
         _at_least("", self, keep_checkpoints=1, log_every_s=0, log_every=0)
         if not _DEVICE.fullmatch(self.device):

@@ -16,7 +16,7 @@ from typing import Any
 from corral.config.yaml_file import read_yaml
 from corral.core.errors import UserError
 
-FORMAT = 3  # the format that this version writes
+FORMAT = 4  # the format that this version writes
 
 _GROUPS_1 = {"scale", "sharing", "evaluation", "checkpoints", "log"}
 """Format 1 had no number; its files hold every setting, and so all of these."""
@@ -295,4 +295,19 @@ def _to_3(config: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     return config
 
 
-_STEPS: dict[int, Callable[[dict[str, Any], list[str]], dict[str, Any]]] = {1: _to_2, 2: _to_3}
+def _to_4(config: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Networks encode bytes and float images in another way, and image networks take the free cores, not all."""
+    if config.get("topology") == "sync" and config.get("torch_threads", 1) is None:
+        config["torch_threads"] = "all"
+    return config | {"algorithm": _with_byte_encoding(config.get("algorithm") or {})}
+
+
+def _with_byte_encoding(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """These settings, with the earlier encoding in every `NetConfig` in them."""
+    made = {
+        name: _with_byte_encoding(value) if isinstance(value, Mapping) else value for name, value in settings.items()
+    }
+    return made | ({"obs_encoding": "bytes"} if {"encoder", "rnn", "normalize_obs"} <= made.keys() else {})
+
+
+_STEPS: dict[int, Callable[[dict[str, Any], list[str]], dict[str, Any]]] = {1: _to_2, 2: _to_3, 3: _to_4}

@@ -121,7 +121,8 @@ def spec_of(env: Any, name: str) -> EnvSpec:
             )
     limit = env.spec.max_episode_steps if env.spec is not None else None
     # Copies: sampling from the spec's spaces must not change what the environment draws from its own.
-    spec = EnvSpec(copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space), name, limit)
+    spaces = copy.deepcopy(env.observation_space), copy.deepcopy(env.action_space)
+    spec = EnvSpec(*spaces, name, limit, getattr(env.unwrapped, "needs_masks", False))
     for layout in (spec.observation, spec.action):
         if not layout.leaves:
             raise UserError(f"{name} has an empty space, {layout.space}; give it at least one leaf.")

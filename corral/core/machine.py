@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import statistics
+import time
 from pathlib import Path
 
 from corral.core.errors import UserError
@@ -12,6 +14,44 @@ from corral.core.errors import UserError
 def cores() -> int:
     """Cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class CpuMeter:
+    """How many cores other processes leave to this one, between two calls of `free`."""
+
+    def __init__(self) -> None:
+        self._last = self._read()
+
+    def free(self) -> float | None:
+        """Mean number of cores since the last call that were idle or used by this process; None if unknown."""
+        last, self._last = self._last, self._read()
+        if last is None or self._last is None or self._last[1] <= last[1]:
+            return None
+        return min(float(cores()), max(0.0, (self._last[0] - last[0]) / (self._last[1] - last[1])))
+
+    def _read(self) -> tuple[float, float] | None:
+        """Idle seconds of the available cores and CPU seconds of this process, and the time."""
+        try:
+            lines = Path("/proc/stat").read_text().splitlines()
+            own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+            fields = [fields for line in lines if (fields := line.split()) and fields[0] in own]
+            idle = sum(int(values[4]) + int(values[5]) for values in fields) / os.sysconf("SC_CLK_TCK")
+        except (OSError, AttributeError, ValueError, IndexError):  # not Linux
+            return None
+        return idle + time.process_time(), time.monotonic()
+
+
+def free_cores(windows: int = 5, window_s: float = 0.05) -> float:
+    """Cores that other processes leave to this one: the median of short windows, in which this process sleeps."""
+    meter, found = CpuMeter(), list[float]()
+    for _ in range(windows):
+        time.sleep(window_s)
+        free = meter.free()
+        if free is None:  # by the load average, where there is one
+            load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+            return max(0.0, cores() - load)
+        found.append(free)
+    return statistics.median(found)
 
 
 class Backoff:

@@ -64,6 +64,8 @@ class EnvSpec:
     action_space: Space
     name: str = "environment"
     max_episode_steps: int | None = None
+    needs_masks: bool = field(default=False, compare=False)  # earlier versions did not save it
+    """Whether an action that its mask excludes is an error."""
 
     @cached_property
     def observation(self) -> Layout:
@@ -79,12 +81,13 @@ class EnvSpec:
             "action": self.action.to_json(),
             "name": self.name,
             "max_episode_steps": self.max_episode_steps,
+            **({"needs_masks": True} if self.needs_masks else {}),
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> EnvSpec:
         observation, action = (Layout.from_json(data[name]).space for name in ("observation", "action"))
-        return cls(observation, action, data["name"], data["max_episode_steps"])
+        return cls(observation, action, data["name"], data["max_episode_steps"], data.get("needs_masks", False))
 
 
 @dataclass(slots=True)

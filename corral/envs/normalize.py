@@ -197,6 +197,10 @@ class NormalizedVecEnv(VecEnv):
     ) -> list[Any]:
         return self._vec.apply(function, values, env_ids)
 
+    @property
+    def shows_masks(self) -> bool:
+        return self._vec.shows_masks
+
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         batch = self._vec.recv(min_ready, env_ids=env_ids)
         if self._obs:

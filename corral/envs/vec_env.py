@@ -158,6 +158,11 @@ class VecEnv(ABC):
         return [fault.line for fault in [*self.faults][-count:] if fault.kind != "neighbour"] if count else []
 
     @property
+    def shows_masks(self) -> bool:
+        """Whether observations have a leaf `action_mask`, or an info of a reset had one."""
+        return any(leaf.path[-1:] == ("action_mask",) for leaf in self.spec.observation.leaves)
+
+    @property
     def reward_scale(self) -> float:
         """Factor that the consumer multiplies rewards by; 1 unless they are to be normalised after sampling."""
         return 1.0

@@ -13,7 +13,11 @@ class NetConfig:
     """Architecture of a network: encoder, optional recurrent core, heads."""
 
     encoder: Literal["auto", "mlp", "nature", "impala"] = "auto"
-    """Encoder of observations; auto: nature for images, mlp for everything else."""
+    """Encoder of observations; auto: nature for images (impala if smaller than 36 x 36), mlp for everything else."""
+    obs_encoding: Literal["auto", "scaled", "raw", "bytes"] = "auto"
+    """How bytes and other integers enter the network; auto: images and vectors scaled by their bounds, the codes of
+    small grids one-hot; scaled: grids scaled too; raw: all but images as numbers; bytes: as in earlier versions, bytes
+    divided by 255, and no convolutions for float images."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Layers of an mlp."""
     activation: Literal["tanh", "relu"] = "tanh"
@@ -23,7 +27,7 @@ class NetConfig:
     rnn_size: int = 128
     """Hidden units of the recurrent core."""
     normalize_obs: bool = False
-    """Normalize float observations by their running mean and deviation; the statistics are part of the network."""
+    """Normalize observations other than images by their running mean and deviation, which are part of the network."""
     log_std_init: float = 0.0
     """Initial log standard deviation of continuous actions."""
 

@@ -7,46 +7,54 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces as gs
 from torch import Tensor, nn
 
 from corral.core.errors import UserError
-from corral.core.spaces import Layout, Leaf
+from corral.core.spaces import Layout
 from corral.core.types import Array, Tree, tree_map
 from corral.nets.config import NetConfig
+from corral.nets.leaf_encoding import SMALLEST_IMAGE, LeafEncoding, choose_encoding, image_shape
 from corral.nets.obs_norm import ObsNorm
 from corral.nets.torsos import ImpalaCnn, NatureCnn
 
-_MAX_CHANNELS = 16
+_SMALLEST = {"nature": NatureCnn.smallest, "impala": SMALLEST_IMAGE}
 _MAX_ROWS = 2048  # images encoded at once without gradients: about a gigabyte of activations
 
 
 class Encoder(nn.Module):
-    """Images through a convolutional encoder, discrete values as one-hot, the rest unchanged; concatenated.
+    """Images through a convolutional encoder, discrete values and codes as one-hot, the rest as numbers; concatenated.
 
-    Float leaves are optionally normalised here, and images scaled to [0, 1], so that a saved network takes raw
-    observations.
+    Numbers are optionally normalised here, and images scaled to [0, 1], so that a saved network takes raw observations.
     """
 
     def __init__(self, layout: Layout, config: NetConfig, *, hidden: bool = True):
         super().__init__()
         self._layout = layout
-        self._images = {leaf.name: _image_shape(leaf) for leaf in layout.leaves if is_image(leaf, config.encoder)}
-        if config.encoder in ("nature", "impala") and not self._images:
-            raise UserError(f"encoder={config.encoder} needs image observations, got {layout.space}: use encoder=mlp.")
-        cnn = ImpalaCnn if config.encoder == "impala" else NatureCnn
-        convs = [cnn(*shape, hidden=hidden) for shape in self._images.values()]
+        self._encodings = [choose_encoding(leaf, config) for leaf in layout.leaves]
+        images = [image_shape(encoding.leaf) for encoding in self._encodings if encoding.kind == "image"]
+        if config.encoder in _SMALLEST and not images:
+            least = _SMALLEST[config.encoder]
+            raise UserError(
+                f"encoder={config.encoder} needs images of at least {least} x {least}, got {layout.space}: use "
+                "encoder=mlp."
+            )
+        convs = [_cnn(config.encoder, shape)(*shape, hidden=hidden) for shape in images]
         self.convs = nn.ModuleList(convs)
-        norm_size = sum(int(np.prod(leaf.shape)) for leaf in layout.leaves if self._is_float(leaf))
-        self.norm = ObsNorm(norm_size) if config.normalize_obs and norm_size else None
+        norm_size = sum(encoding.size for encoding in self._encodings if encoding.kind == "normalized")
+        self.norm = ObsNorm(norm_size) if norm_size else None
         self._bf16 = False
-        self._plain = layout.single and self._is_float(layout.leaves[0]) and self.norm is None
-        self.vector_size = sum(_vector_size(leaf) for leaf in layout.leaves if leaf.name not in self._images)
+        self._plain = layout.single and self._encodings[0].kind == "numbers" and layout.leaves[0].dtype.kind == "f"
+        self.vector_size = sum(encoding.size for encoding in self._encodings if encoding.kind != "image")
         self.out_size = self.vector_size + sum(conv.out_size for conv in convs)
+
+    def describe(self) -> str:
+        """How images, codes and bytes are encoded; empty if there are none."""
+        shown = [one for one in self._encodings if one.kind in ("image", "codes", "scaled")]
+        return "; ".join(one.text for one in shown)
 
     @property
     def has_images(self) -> bool:
-        return bool(self._images)
+        return bool(self.convs)
 
     @property
     def hidden_sizes(self) -> tuple[int, ...]:
@@ -65,13 +73,13 @@ class Encoder(nn.Module):
 
     def forward(self, obs: Tree) -> Tensor:
         floats, others, images = [], [], []
-        for leaf, value in zip(self._layout.leaves, self._layout.flatten(obs), strict=True):
-            if leaf.name in self._images:
-                images.append(_channels_first(value, leaf.shape).float() / 255.0)
-            elif self._is_float(leaf):
-                floats.append(value.reshape(value.shape[0], -1).float())
+        for encoding, value in zip(self._encodings, self._layout.flatten(obs), strict=True):
+            if encoding.kind == "image":
+                images.append(encoding.image(value))
+            elif _is_first(encoding):
+                floats.append(encoding.features(value))
             else:
-                others.append(_encode(leaf, value))
+                others.append(encoding.features(value))
         parts = []
         if floats:
             vector = floats[0] if len(floats) == 1 else torch.cat(floats, -1)
@@ -85,7 +93,7 @@ class Encoder(nn.Module):
     def in_parts(self, obs: Tree) -> Tensor:
         """`forward`; without gradients in parts, so that the images of a long rollout fit into memory."""
         n = len(self._layout.flatten(obs)[0])
-        if not self._images or torch.is_grad_enabled() or n <= _MAX_ROWS:
+        if not self.has_images or torch.is_grad_enabled() or n <= _MAX_ROWS:
             features: Tensor = self(obs)
             return features
         parts = (slice(at, at + _MAX_ROWS) for at in range(0, n, _MAX_ROWS))
@@ -101,70 +109,16 @@ class Encoder(nn.Module):
 
     def moments(self, obs: Tree) -> Tensor:
         """Moments of a batch of observations [n, ...], for `norm.merge`."""
-        leaves = zip(self._layout.leaves, self._layout.flatten(obs), strict=True)
-        floats = [value.reshape(value.shape[0], -1).float() for leaf, value in leaves if self._is_float(leaf)]
-        return ObsNorm.moments(torch.cat(floats, -1))
-
-    def _is_float(self, leaf: Leaf) -> bool:
-        return leaf.dtype.kind == "f" and leaf.name not in self._images
+        rows = zip(self._encodings, self._layout.flatten(obs), strict=True)
+        found = [encoding.features(value) for encoding, value in rows if encoding.kind == "normalized"]
+        return ObsNorm.moments(torch.cat(found, -1))
 
 
-def is_image(leaf: Leaf, encoder: str = "auto") -> bool:
-    """Whether a leaf is encoded by convolutions: bytes with two large dimensions and few channels."""
-    shape = leaf.shape
-    return (
-        encoder != "mlp"
-        and leaf.dtype == np.uint8
-        and (len(shape) == 2 or (len(shape) in (3, 4) and _channel_axis(shape) is not None))
-        and _image_shape(leaf)[1] >= 16
-        and _image_shape(leaf)[2] >= 16
-    )
+def _is_first(encoding: LeafEncoding) -> bool:
+    """Floats, and what is normalised with them, come first; the order is that of the first layer's weights."""
+    return encoding.kind == "normalized" or (encoding.kind == "numbers" and encoding.leaf.dtype.kind == "f")
 
 
-def _channel_axis(shape: tuple[int, ...]) -> int | None:
-    """Axis of the channels of [c, h, w] or [h, w, c], or of a stack of colour frames [s, h, w, c]."""
-    if len(shape) == 4:
-        return 3 if shape[3] <= 4 and shape[0] <= _MAX_CHANNELS else None
-    if shape[0] <= _MAX_CHANNELS and shape[0] <= shape[2]:
-        return 0
-    return 2 if shape[2] <= _MAX_CHANNELS else None
-
-
-def _image_shape(leaf: Leaf) -> tuple[int, int, int]:
-    """Channels, height and width."""
-    shape = leaf.shape
-    if len(shape) == 2:
-        return 1, shape[0], shape[1]
-    if len(shape) == 4:
-        return shape[0] * shape[3], shape[1], shape[2]
-    return (shape[0], shape[1], shape[2]) if _channel_axis(shape) == 0 else (shape[2], shape[0], shape[1])
-
-
-def _channels_first(value: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if len(shape) == 2:
-        return value.unsqueeze(1)
-    if len(shape) == 4:
-        return value.permute(0, 1, 4, 2, 3).flatten(1, 2)
-    return value if _channel_axis(shape) == 0 else value.permute(0, 3, 1, 2)
-
-
-def _vector_size(leaf: Leaf) -> int:
-    space = leaf.space
-    if isinstance(space, gs.Discrete):
-        return int(space.n)
-    if isinstance(space, gs.MultiDiscrete):
-        return int(space.nvec.sum())
-    return int(np.prod(leaf.shape))
-
-
-def _encode(leaf: Leaf, value: Tensor) -> Tensor:
-    """Discrete values as one-hot, other integers as numbers, bytes scaled to [0, 1]."""
-    space, n = leaf.space, value.shape[0]
-    if isinstance(space, gs.Discrete):
-        return nn.functional.one_hot(value.long() - int(space.start), int(space.n)).float()
-    if isinstance(space, gs.MultiDiscrete):
-        starts = np.reshape(getattr(space, "start", np.zeros_like(space.nvec)), -1).tolist()
-        choices = zip(value.reshape(n, -1).long().unbind(-1), starts, space.nvec.reshape(-1).tolist(), strict=True)
-        return torch.cat([nn.functional.one_hot(choice - start, size).float() for choice, start, size in choices], -1)
-    scale = 255.0 if leaf.dtype == np.uint8 and isinstance(space, gs.Box) else 1.0
-    return value.reshape(n, -1).float() / scale
+def _cnn(encoder: str, shape: tuple[int, int, int]) -> type[NatureCnn | ImpalaCnn]:
+    small = encoder == "auto" and min(shape[1:]) < NatureCnn.smallest
+    return ImpalaCnn if encoder == "impala" or small else NatureCnn

@@ -32,6 +32,12 @@ def use_precision(model: nn.Module, precision: str) -> None:
         model.use_numpy()
 
 
+def describe_encoding(model: nn.Module) -> str:
+    """How the network encodes images and integers; empty if it has neither."""
+    encoder = getattr(model, "encoder", None)
+    return encoder.describe() if isinstance(encoder, Encoder) else ""
+
+
 def has_image_encoder(model: nn.Module) -> bool:
     """Whether the submodule `encoder` is an `Encoder` with images, the one part of a network that can run in bf16."""
     encoder = getattr(model, "encoder", None)

@@ -64,11 +64,13 @@ class NatureCnn(_Cnn):
     """Three convolutions and a layer of 512 (Mnih et al. 2015), for images of at least 36 x 36."""
 
     hidden_size = 512
+    smallest = 36
 
     def _convs(self, channels: int, height: int, width: int) -> nn.Sequential:
-        if min(height, width) < 36:
+        if min(height, width) < self.smallest:
+            least = f"{self.smallest} x {self.smallest}"
             raise UserError(
-                f"encoder=nature needs images of at least 36 x 36, got {height} x {width}: use encoder=impala."
+                f"encoder=nature needs images of at least {least}, got {height} x {width}: use encoder=impala."
             )
         return nn.Sequential(
             _conv(channels, 32, 8, 4), nn.ReLU(), _conv(32, 64, 4, 2), nn.ReLU(), _conv(64, 64, 3, 1), nn.ReLU()

@@ -108,9 +108,9 @@ class LoadedPolicy:
 
     def use_training_threads(self) -> None:
         """Use as many torch threads as in training, so that results are equal bit for bit."""
-        from corral.learn.device import set_threads
+        from corral.learn.threads import choose_threads, set_threads
 
-        set_threads(self.experiment.torch_threads, self.model)
+        set_threads(choose_threads(self.experiment.torch_threads, self.model).number)
 
     def _begin(self, actor: Policy, n: int, first: Any) -> Array:
         """Check the number of rows, make recurrent state for them, and return which begin an episode."""

@@ -17,6 +17,7 @@ from corral.config.experiment import Experiment
 from corral.core.errors import EnvNotStarted
 from corral.core.portable import STOP_SIGNALS
 from corral.core.types import EnvSpec
+from corral.nets.network import describe_encoding
 from corral.runs import checkpoint
 from corral.runs.callbacks.clocks import Checkpoints, EvaluationClock, MetricsClock
 from corral.runs.callbacks.dispatch import Dispatcher
@@ -54,7 +55,15 @@ class Result:
 Saved = tuple[dict[str, Any], dict[str, Any]]
 """State and meta data of a checkpoint."""
 _STOP_S = 10.0  # for the steps of the current iteration, after a signal
-_WARNINGS = ("not_finite", "callback_error", "unknown_hook", "slow_callback", "sink_error", "slow_sink")
+_WARNINGS = (
+    "not_finite",
+    "masks_ignored",
+    "callback_error",
+    "unknown_hook",
+    "slow_callback",
+    "sink_error",
+    "slow_sink",
+)
 
 
 class TrainingLoop:
@@ -71,6 +80,7 @@ class TrainingLoop:
     ):
         self._experiment, self._folder, self._plugins = experiment, folder, plugins or Plugins()
         self._resume, self._quiet = resume, quiet
+        self._warned_of_masks = False
         self.began = False  # False: nothing was trained, so the run folder may be removed
 
     def run(self) -> Result:
@@ -83,6 +93,7 @@ class TrainingLoop:
                 self._callbacks.on_start(run)
                 while run.steps < self._experiment.steps and run.stop_reason is None:
                     run.advance()
+                    self._warn_of_masks()
                 run.finish()
             except KeyboardInterrupt:
                 self.began = run.steps > 0
@@ -170,10 +181,24 @@ class TrainingLoop:
             f"{experiment.steps:,}", experiment.seed, experiment.num_envs, f"{params:,}", topology.learner.device,
             topology.precision.name, topology.precision.why, topology.thread_plan, self._folder.path,
         )  # fmt: skip
+        if encoding := describe_encoding(topology.model):
+            log.info("observations: %s (net.obs_encoding=auto, scaled or raw)", encoding)
         if "://" in experiment.env and experiment.backend != "auto":
             log.info("backend=%s is not used: the simulators at %s run elsewhere", experiment.backend, experiment.env)
         if self._callbacks.uses("on_rollout") and not topology.sees_rollouts:
             self._note("no_rollouts", f"on_rollout is not called: {experiment.topology} trajectories stay in workers")
+
+    def _warn_of_masks(self) -> None:
+        """Say once if environments show masks of their legal actions and the algorithm ignores them."""
+        topology = self._topology
+        if not topology.shows_masks or topology.algo.uses_action_masks or self._warned_of_masks:
+            return
+        self._warned_of_masks = True
+        self._note(
+            "masks_ignored",
+            f"{topology.spec.name} shows action masks, and {self._experiment.algo} ignores them: let the environment "
+            "accept the actions that they exclude, for example without effect or with a penalty",
+        )
 
     def _note(self, kind: str, text: str) -> None:
         topology: Topology | None = getattr(self, "_topology", None)  # it also calls this while it is built

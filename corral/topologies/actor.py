@@ -21,7 +21,7 @@ from corral.core import seeding
 from corral.core.encoding import Value
 from corral.core.types import Trajectory
 from corral.data.pack import pack
-from corral.learn.device import set_threads
+from corral.learn.threads import set_threads
 from corral.learn.weights import FlatParams
 from corral.nets.network import use_precision
 from corral.runtimes.base import Mailbox
@@ -60,7 +60,7 @@ class Actor:
         # On Ray, roles other than the driver have no GPU.
         on_device = central and experiment.runtime != "ray"
         self._model = build_model(self._algo, seed, experiment.device if on_device else "cpu")
-        set_threads(1, self._model)
+        set_threads(1)
         self._flat = FlatParams(self._model, self._algo.groups())
         rng = np.random.default_rng(seeding.component_seed(seed, "train", "acting", index, start))
         in_step = weights_mode(experiment, self._algo.data.max_lag) == "sync"
@@ -108,6 +108,7 @@ class Actor:
             "simulator_steps": simulator_steps(self._policy),
             "episodes": self._sampler.episodes.new_rows(self._first_id),
             "restarts": self._vec.restarts,
+            "shows_masks": self._vec.shows_masks,
             "faults": self._vec.new_faults(),
         }
 

@@ -20,6 +20,8 @@ from corral.data.pack import unpack
 from corral.data.store import Store, StoreContext
 from corral.envs.backends.simulators.options import is_url
 from corral.learn.exchange.all_reduce import AllReduce
+from corral.learn.threads import ThreadAdapter
+from corral.nets.network import has_image_encoder
 from corral.runtimes.base import RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import SupervisedRole, collect
 from corral.topologies.actor import Actor
@@ -84,6 +86,9 @@ class ActorLearner(Topology):
         exchange = AllReduce() if experiment.actor_learner.learners > 1 else None
         self._build_learner(self._describe(), self._others, None if exchange is None else lambda *_: exchange)
         self._learner_group = None
+        self.thread_plan = self._describe_threads()
+        adapts = experiment.torch_threads is None and has_image_encoder(self.model)
+        self._adapter = ThreadAdapter(self.threads) if adapts else None
         if exchange is not None:
             self._check_shares()
             self._learner_group = LearnerGroup(
@@ -239,6 +244,7 @@ class ActorLearner(Topology):
             return None
         self._last_fragment_s = time.monotonic()
         self._env_restarts[actor.name], self._scales[actor.name] = answer["restarts"], answer["reward_scale"]
+        self.shows_masks = self.shows_masks or answer["shows_masks"]
         for text in answer["faults"]:
             self._note("fault", f"{actor.name}: {text}")
         self._learning_scales[actor.name] = answer["learning_scale"]
@@ -264,6 +270,10 @@ class ActorLearner(Topology):
             metrics.setdefault("lag/mean", []).append(float(np.mean(lag)))
             self._lag_max = max(self._lag_max, int(np.max(lag)))
         super()._learn(sample, metrics)
+        if self._adapter is not None:
+            if text := self._adapter.update():
+                self._note("threads", text)
+            self.threads = self._adapter.number
 
     def set_learning_rate(self, value: float | None, group: str | None = None) -> None:
         if self._learner_group is not None:
@@ -294,11 +304,11 @@ class ActorLearner(Topology):
             "actors/in_flight_mb": self._in_flight() * self._fragment_bytes / 1e6,
             **({} if self.algo.data.reuse == "replay" else lags),
             "weights/sends": float(self._channel.sends),
+            "learn/threads": float(self.threads),
             **({} if self._learner_group is None else self._learner_group.metrics()),
         }
 
-    @property
-    def thread_plan(self) -> str:
+    def _describe_threads(self) -> str:
         """One thread per process; the remaining cores for a learner that can use them."""
         if not self._runtime.is_local:
             return f"torch threads: {self.threads} in the learner; 1 CPU of the cluster for each other process"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,10 +26,12 @@ from corral.envs.backends.simulators.options import connect_here, is_url, share_
 from corral.envs.make import make_vec
 from corral.envs.normalize import NormalizedVecEnv
 from corral.envs.vec_env import VecEnv
-from corral.learn.device import choose, find_device, set_threads, use_channels_last
+from corral.learn.device import choose, find_device, use_channels_last
 from corral.learn.exchange.base import Exchange
 from corral.learn.learner import Learner
+from corral.learn.threads import choose_threads, set_threads
 from corral.learn.weights import to_tensors
+from corral.nets.network import has_image_encoder
 from corral.runtimes.base import MakeRole
 
 _MAX_VALUES = 1 << 16
@@ -137,6 +140,12 @@ class Topology(ABC):
 
     spec: EnvSpec
     episodes: EpisodeStats
+    threads: int
+    """Number of torch threads of this process."""
+    thread_plan: str
+    """The threads of all processes, for the header."""
+    shows_masks = False
+    """Whether environments have shown masks of their legal actions."""
     sees_rollouts = True
     """Whether trajectories reach this process."""
     awaits_envs = False
@@ -156,9 +165,18 @@ class Topology(ABC):
         experiment, seed = self.experiment, self.experiment.seed
         self.spec = spec
         self.algo = make_algorithm(experiment, spec)
+        if spec.needs_masks and not self.algo.uses_action_masks:
+            raise UserError(
+                f"{spec.name} refuses actions that its action mask excludes, and {experiment.algo} ignores masks: use "
+                "alphazero."
+            )
         self.model = build_model(self.algo, seed, experiment.device, rank)
-        self.threads = set_threads(experiment.torch_threads, self.model, others)
+        chosen = choose_threads(experiment.torch_threads, self.model, others)
+        self.threads, self.thread_plan = chosen.number, f"torch threads {chosen}"
+        set_threads(self.threads)
         self.precision = choose(precision or experiment.precision, self.model, spec.observation)
+        if has_image_encoder(self.model):  # measured again, it could be the other one
+            self.experiment = replace(self.experiment, precision=self.precision.name)  # type: ignore[arg-type]
         order = torch.Generator().manual_seed(seeding.component_seed(seed, "train", "learning"))
         exchange = None if make_exchange is None else make_exchange(self.model, self.algo.groups())
         report = partial(self._note, "not_finite")
@@ -214,10 +232,6 @@ class Topology(ABC):
             **self.learner.learning_rates(self.progress),
             **self.store.metrics(),
         }
-
-    @property
-    def thread_plan(self) -> str:
-        return f"torch threads {self.threads}"
 
     def processes(self) -> list[dict[str, Any]]:
         """Name, process and health of the other processes, for `corral top`."""

@@ -80,6 +80,7 @@ class DataParallel(Topology):
         self._precision = first["precision"]
         self._started(self._workers[1:], self._precision)
         self._build_learner(EnvSpec.from_json(first["spec"]), self._processes, precision=self._precision)
+        self.thread_plan = self._describe_threads()
         self._rendezvous = make_rendezvous(
             RendezvousSetup(experiment, self.spec, self.learner, self._runtime, secret, self._note, self._ask)
         )
@@ -151,6 +152,7 @@ class DataParallel(Topology):
     def _take(self, worker: SupervisedRole, answer: dict[str, Any]) -> None:
         self.env_steps += answer["steps"]
         self._latest[worker] = answer
+        self.shows_masks = self.shows_masks or answer["shows_masks"]
         for env_id, total, length in answer["episodes"]:
             self.episodes.finished += 1
             self.episodes.recent.append(Episode(env_id, total, length))
@@ -273,8 +275,7 @@ class DataParallel(Topology):
             **self._rendezvous.metrics(),
         }
 
-    @property
-    def thread_plan(self) -> str:
+    def _describe_threads(self) -> str:
         if not self._runtime.is_local:
             return f"1 CPU of the cluster for each of {self._processes} processes"
         plan = f"torch threads: 1 in each of {self._processes} processes"

@@ -16,10 +16,11 @@ from corral.core.encoding import Value
 from corral.core.errors import RunFailed
 from corral.core.types import EnvSpec, LossOutput, Positions, Sample, Trajectory, Transitions, slice_envs, tree_map
 from corral.data.pack import pack, unpack_batch
-from corral.learn.device import Precision, set_threads
+from corral.learn.device import Precision
 from corral.learn.exchange.all_reduce import AllReduce, open_store
 from corral.learn.exchange.base import PeerLost
 from corral.learn.learner import Learner
+from corral.learn.threads import set_threads
 from corral.learn.weights import to_arrays
 from corral.runtimes.base import Mailbox, Runtime
 from corral.runtimes.supervised_role import SupervisedRole, collect
@@ -41,7 +42,7 @@ class PeerLearner:
         self._spec = EnvSpec.from_json(spec)
         algo = make_algorithm(experiment, self._spec)
         model = build_model(algo, experiment.seed, experiment.device, rank=index)
-        set_threads(1, model)
+        set_threads(1)
         order = torch.Generator().manual_seed(
             seeding.component_seed(experiment.seed, "train", "learning", index, start)
         )

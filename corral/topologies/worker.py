@@ -106,6 +106,7 @@ class Worker:
             "version": sync.learner.version,
             "skipped": sync.learner.skipped,
             "restarts": sync.vec.restarts,
+            "shows_masks": sync.vec.shows_masks,
             "simulator_steps": simulator_steps(sync.policy),
             "exchange": self._exchange.metrics(),
             "notes": notes,

@@ -252,6 +252,21 @@ def test_names_of_other_libraries_are_explained(elsewhere, algo, here):
     assert here in str(caught.value)
 
 
+def test_runs_of_format_3_keep_their_encoding_and_threads():
+    net = {"encoder": "auto", "rnn": "none", "normalize_obs": False}
+    run = {"format": 3, "algo": "ppo-search", "topology": "sync", "torch_threads": None}
+    config = run | {"algorithm": {"gamma": 0.9, "ppo": {"net": net}, "net": net}}
+    found = migrate(config, "config.yaml").settings
+    old = net | {"obs_encoding": "bytes"}
+    assert found["algorithm"] == {"gamma": 0.9, "ppo": {"net": old}, "net": old}
+    assert found["torch_threads"] == "all"
+    kept = migrate(config | {"torch_threads": 3}, "config.yaml").settings
+    others = migrate(config | {"topology": "actor_learner"}, "config.yaml").settings
+    assert (kept["torch_threads"], others["torch_threads"]) == (3, None)
+    new = {"format": 4, "algorithm": {"net": net}}
+    assert migrate(new, "config.yaml").settings == {"algorithm": {"net": net}}
+
+
 @pytest.mark.parametrize("algo", ["dqn", "apex"])
 def test_dueling_of_format_2_is_the_shared_head(algo):
     config = {"format": 2, "algo": algo, "algorithm": {"dueling": True, "n_step": 3}}

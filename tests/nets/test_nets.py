@@ -118,10 +118,11 @@ def test_images_and_numbers_go_side_by_side():
 def test_image_as_vector_or_refused_torso():
     space = spaces.Box(0, 255, (40, 40), np.uint8)
     assert encode(space, batch_of(space, 1), encoder="mlp").shape == (1, 1600)
-    with pytest.raises(UserError, match="needs image observations"):
-        Encoder(Layout(VECTOR), NetConfig(encoder="nature"))
+    for name, least in (("nature", 36), ("impala", 16)):
+        with pytest.raises(UserError, match=f"encoder={name} needs images of at least {least} x {least}"):
+            Encoder(Layout(VECTOR), NetConfig(encoder=name))
     with pytest.raises(UserError, match="at least 36 x 36"):
-        Encoder(Layout(spaces.Box(0, 255, (20, 20), np.uint8)), NetConfig())
+        Encoder(Layout(spaces.Box(0, 255, (20, 20), np.uint8)), NetConfig(encoder="nature"))
     assert encode(spaces.Box(0, 255, (20, 20), np.uint8), np.zeros((1, 20, 20), np.uint8), encoder="impala").size == 256
 
 

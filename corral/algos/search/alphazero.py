@@ -115,6 +115,8 @@ class Config:
 class AlphaZero(ActorCriticAlgorithm[Config]):
     """AlphaZero for one game."""
 
+    uses_action_masks = True
+
     def __init__(self, config: Config, spec: EnvSpec, num_envs: int):
         self.config, self.spec = config, spec
         self._schedules = config.schedules()

@@ -32,6 +32,10 @@ class RowVecEnv(VecEnv):
     _in_flight: InFlight
     _seed = 0  # of the last reset
 
+    @property
+    def shows_masks(self) -> bool:
+        return super().shows_masks or self._rows.shows_masks
+
     def state_dict(self) -> dict[str, Any]:
         """State of the rows; the backend adds that of the environments."""
         self._in_flight.require_idle()

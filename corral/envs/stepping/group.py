@@ -33,7 +33,7 @@ from corral.core.types import Array, EnvSpec
 from corral.envs.stepping.checks import RowChecks
 from corral.envs.stepping.id_set import IdSet, IdSets
 from corral.envs.stepping.recorder import Recorder
-from corral.envs.stepping.rows import FAULTY, FIRST, EnvRows
+from corral.envs.stepping.rows import FAULTY, FIRST, MASKED, EnvRows
 from corral.envs.supervision import IDLE, Fault, starting
 from corral.snapshot.keeper import EpisodeStart
 from corral.snapshot.live_env import LiveEnv
@@ -72,6 +72,7 @@ class EnvGroup:
         self._mark = mark  # mark[0] is the environment being stepped, for the watchdog
         self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
         self._steps: dict[int, Callable[[Any], Any]] = {}
+        self._masked: set[int] = set()  # environments that show masks of their legal actions
         self._run_seed, self._role = 0, "train"
         self._slow = False
         self._lengths: dict[int, int] = {}  # lengths of the last episodes
@@ -144,7 +145,7 @@ class EnvGroup:
         rows = self.rows
         rows.reward[env_id] = rows.raw_reward[env_id] = 0.0
         rows.flags[env_id] = False
-        rows.flags[env_id, FIRST] = True
+        rows.flags[env_id, [FIRST, MASKED]] = True, env_id in self._masked
 
     def replace(self, env_id: int, env: gymnasium.Env[Any, Any], obs: list[Array]) -> None:
         """Use this environment, whose episode is at `obs`. How to repeat that is unknown until the next one."""
@@ -318,6 +319,8 @@ class EnvGroup:
         elif recorder is not None:
             recorder.next_game(env_id, env)
         obs, info = seeded_reset(env, seed, options)
+        if isinstance(info, Mapping) and "action_mask" in info:
+            self._masked.add(env_id)
         if self.rows.infos is not None:
             self.rows.infos.began(env_id, info)
         return obs

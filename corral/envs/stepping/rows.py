@@ -21,7 +21,7 @@ from corral.envs.stepping.row_infos import InfoPair, RowInfos
 from corral.envs.supervision import Fault
 
 _ALIGN = 64
-TERMINATED, TRUNCATED, FAULTY, FIRST, GAME_OVER = range(5)
+TERMINATED, TRUNCATED, FAULTY, FIRST, GAME_OVER, MASKED = range(6)
 _FLAGS_AT = 16  # bytes of the two rewards before the flags
 _INT, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)  # looking up a dtype costs as much as a view
 
@@ -49,6 +49,8 @@ class EnvRows:
         self.mark = next(taken)  # per worker (at most N), the environment it is stepping
         self.phase = next(taken)
         self.infos: RowInfos | None = None  # values of `info`, if asked for
+        self.shows_masks = False
+        """Whether an environment has shown a mask of its legal actions at a reset."""
         self._odd = 0  # the receiver's copy of `phase`, as a mask
         self._cached_views = SetCache[tuple[list[list[Array]], Array]](num_envs)
 
@@ -74,7 +76,10 @@ class EnvRows:
             obs, table = [leaf[self.phase[ids] if half is None else half, ids] for leaf in self.obs], self.table[ids]
         flags = table.view(_BOOL)[:, _FLAGS_AT:]
         flags_bytes = table.view(_INT)[:, 2].tobytes()  # comparing bytes is faster than counting numbers
-        final = self._finals(ids, obs, flags) if flags_bytes != bytes(len(flags_bytes)) else None
+        final = None
+        if flags_bytes != bytes(len(flags_bytes)):
+            final = self._finals(ids, obs, flags)
+            self.shows_masks = self.shows_masks or bool(flags[:, MASKED].any())
         batch = StepBatch(
             ids,
             layout.unflatten(obs),

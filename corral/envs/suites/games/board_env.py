@@ -49,6 +49,7 @@ class BoardEnv(gymnasium.Env[Array, np.int64]):
     """
 
     players = 2
+    needs_masks = True
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # noqa: RUF012 - as Gymnasium has it
 
     def __init__(self, game: Game, opponent: str | Player | None = None, render_mode: str | None = None):

@@ -54,6 +54,7 @@ class AecEnv(gymnasium.Env[Array, np.int64]):
     """Self-play, with observations, rewards, action masks and errors as in `BoardEnv`."""
 
     players = 2
+    needs_masks = True
     answered = False  # self-play: no opponent replies
 
     def __init__(self, aec: Any):
