@@ -8,7 +8,7 @@ from typing import Any
 
 from corral.cli.options import Callbacks, Number, Quiet, RunDir, Settings, Sinks
 from corral.cli.train import print_result
-from corral.config.overrides import split_items
+from corral.config.overrides import read_value, split_items
 from corral.core.errors import UserError
 
 
@@ -37,7 +37,7 @@ class Resume:
             if (value := getattr(self, name)) is not None:
                 if name in given:
                     raise UserError(f"{name} is set twice, by --{name} and by --set.")
-                given[name] = value
+                given[name] = read_value(f"--{name}", value, int)
         from corral.runs.train import resume
 
         result = resume(self.run_dir, callbacks=self.callback, sinks=self.sink, quiet=self.quiet, **given)
