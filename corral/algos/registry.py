@@ -30,7 +30,10 @@ class AlgorithmEntry:
         return self.given or getattr(importlib.import_module(self.module), self.class_name)
 
     def config(self) -> Any:
-        return importlib.import_module(self.module).Config
+        try:
+            return importlib.import_module(self.module).Config
+        except AttributeError as error:
+            raise UserError(f"No settings of {self.class_name}: {error}; define them beside it, as Config.") from None
 
 
 _ALL = "discrete, multi-discrete, continuous, hybrid"
@@ -149,7 +152,9 @@ def find_algorithm(name: str, given: type[Any] | None = None) -> AlgorithmEntry:
 def _own(name: str, entry: AlgorithmEntry) -> AlgorithmEntry:
     """A user's algorithm, if it is one."""
     try:
-        found, _ = entry.load(), entry.config()
+        found = entry.load()
+        if entry.given is None:  # a class of a script comes to other processes without the rest of its module
+            entry.config()
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"No algorithm {name!r}: {error}; its module must define the class and a Config.") from None
     from corral.algos.base import Algorithm

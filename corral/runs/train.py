@@ -129,11 +129,15 @@ def resume(
                 with contextlib.closing(EventLog(folder)) as log:
                     for kind, note in notes:
                         _log.warning("%s: %s", folder.path / "config.yaml", note)
-                        log.add(kind, note)
+                        log.add(kind, note, env_steps=_last_step(folder))
                 folder.write_config(experiment.to_dict())
         if experiment.learner_in_own_process:
             return _run_supervised(experiment, folder, plugins, resume=True, quiet=quiet)
         return TrainingLoop(experiment, folder, plugins, resume=True, quiet=quiet).run()
+
+
+def _last_step(folder: RunFolder) -> int:
+    return int(read_metrics(folder.path, last_bytes=1 << 16).get("env_steps", [0])[-1])
 
 
 def _verbosity(quiet: bool) -> contextlib.AbstractContextManager[None]:
@@ -162,7 +166,7 @@ def _run_supervised(
 
     def note(kind: str, text: str) -> None:  # the crashed process no longer writes
         with contextlib.closing(EventLog(folder)) as log:
-            log.add(kind, text, env_steps=int(read_metrics(folder.path, last_bytes=1 << 16).get("env_steps", [0])[-1]))
+            log.add(kind, text, env_steps=_last_step(folder))
         _log.warning("%s", text)
 
     def make(start: int) -> MakeRole:

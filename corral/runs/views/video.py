@@ -52,7 +52,7 @@ def record(run: str | Path, path: str | Path, **options: Any) -> Path:
     return record_run(run, path, **options).path
 
 
-def record_run(
+def record_run(  # noqa: PLR0913 - the options of the command
     run: str | Path,
     path: str | Path,
     *,
