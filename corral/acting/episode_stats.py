@@ -84,4 +84,5 @@ class EpisodeStats:
         columns = [state["recent"][key].tolist() for key in _DTYPES]
         self.recent.clear()
         self.recent.extend(Episode(*row) for row in zip(*columns, strict=True))
-        self._returns[:], self._lengths[:] = state["returns"], state["lengths"]
+        if len(state["returns"]) == len(self._returns):  # otherwise the run has other environments, in new episodes
+            self._returns[:], self._lengths[:] = state["returns"], state["lengths"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,12 +23,17 @@ class AlgorithmEntry:
     actions: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that differ from the defaults: some names stand for an algorithm in a certain topology."""
+    given: Any = None
+    """The class, where it was given itself."""
 
     def load(self) -> Any:
-        return getattr(importlib.import_module(self.module), self.class_name)
+        return self.given or getattr(importlib.import_module(self.module), self.class_name)
 
     def config(self) -> Any:
-        return importlib.import_module(self.module).Config
+        try:
+            return importlib.import_module(self.module).Config
+        except AttributeError as error:
+            raise UserError(f"No settings of {self.class_name}: {error}; define them beside it, as Config.") from None
 
 
 _ALL = "discrete, multi-discrete, continuous, hybrid"
@@ -85,25 +92,73 @@ ALGORITHMS = {
 }  # fmt: skip
 
 
-def find_algorithm(name: str) -> AlgorithmEntry:
+_CONTINUOUS = "for continuous actions there is ppo"
+_ELSEWHERE = {
+    **dict.fromkeys(("sac", "td3", "ddpg", "tqc", "crossq", "droq", "redq", "cql"), _CONTINUOUS),
+    **dict.fromkeys(("c51", "iqn", "qrdqn", "pqn"), "for discrete actions there is dqn"),
+    "rainbow": "there is dqn, with --set prioritized_replay=true dueling=true n_step=3",
+    **dict.fromkeys(("ddqn", "doubledqn"), "there is dqn, which is double by default"),
+    "duelingdqn": "there is dqn, with --set dueling=true",
+    **dict.fromkeys(("recurrentppo", "ppolstm", "ppornn"), "there is ppo, with --set rnn=lstm"),
+    "r2d2": "there is impala, with --set rnn=lstm",
+    "trpo": "there is ppo, its successor",
+    "muzero": "there is alphazero, which searches in the environment instead of a learned model",
+    **dict.fromkeys(("dreamer", "dreamerv2", "dreamerv3"), "there are ppo, and dqn for discrete actions"),
+    "maskableppo": "masks are honoured by alphazero",
+    **dict.fromkeys(("ddppo", "distributedppo"), "there is dppo"), "apexdqn": "there is apex",
+    **dict.fromkeys(("seed", "seedrl"), "there is seed_impala"),
+}  # fmt: skip
+"""Algorithms of other libraries, in lower case without separators -> what there is here instead."""
+
+
+def describe_algorithm(algo: str | type[Any]) -> tuple[str, type[Any] | None]:
+    """The name of an algorithm, and the class itself if other programs cannot import it by that name."""
+    if not isinstance(algo, type):
+        return algo, None
+    module, name = algo.__module__, algo.__name__
+    for known, entry in ALGORITHMS.items():
+        if (entry.module, entry.class_name) == (module, name):
+            return known, None
+    if getattr(sys.modules.get(module), name, None) is not algo:
+        return f"<{name}>", algo
+    return f"{module}:{name}", algo if module == "__main__" else None
+
+
+def find_algorithm(name: str, given: type[Any] | None = None) -> AlgorithmEntry:
     """The algorithm of that name, or a user's `module:Class`; UserError with the closest name if unknown.
 
-    The module of a user's algorithm defines its settings as `Config`.
+    The module of a user's algorithm defines its settings as `Config`. A `given` class need not be importable.
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     module, colon, class_name = str(name).partition(":")
+    if given is not None:
+        return _own(name, AlgorithmEntry(given.__module__, given.__name__, "your own", "", given=given))
+    if module.startswith("<") or (module == "__main__" and not hasattr(sys.modules[module], class_name)):
+        raise UserError(
+            f"The algorithm of this run is {name}, a class of the script that trained it: move it and its Config into "
+            "a module, and write module:Class as algo in the run's config.yaml."
+        )
     if colon:
-        own = AlgorithmEntry(module, class_name, "your own", "")
-        try:
-            found, _ = own.load(), own.config()
-        except (ImportError, AttributeError, ValueError) as error:
-            raise UserError(f"No algorithm {name!r}: {error}; its module must define the class and a Config.") from None
-        from corral.algos.base import Algorithm
-
-        if not (isinstance(found, type) and issubclass(found, Algorithm)):
-            raise UserError(f"{name} is not an algorithm: name a subclass of corral.algos.base.Algorithm.")
-        return own
+        return _own(name, AlgorithmEntry(module, class_name, "your own", ""))
+    known = _ELSEWHERE.get(re.sub(r"[^a-z0-9]", "", str(name).lower()))
+    if known is not None:
+        raise UserError(f"{name} is not in this version; {known}: `corral list algos` lists all.")
     close = difflib.get_close_matches(str(name).lower(), ALGORITHMS, 1, 0.5)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(ALGORITHMS)}."
     raise UserError(f"No algorithm {name!r}; {hint}")
+
+
+def _own(name: str, entry: AlgorithmEntry) -> AlgorithmEntry:
+    """A user's algorithm, if it is one."""
+    try:
+        found = entry.load()
+        if entry.given is None:  # a class of a script comes to other processes without the rest of its module
+            entry.config()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"No algorithm {name!r}: {error}; its module must define the class and a Config.") from None
+    from corral.algos.base import Algorithm
+
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise UserError(f"{name} is not an algorithm: name a subclass of corral.algos.base.Algorithm.")
+    return entry

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from corral.cli.options import Checkpoint, Flag, OptionalCount, RunDir
+from corral.cli.options import Checkpoint, EnvKwargs, Flag, OptionalCount, RunDir, parse_env_kwargs
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Eval:
     run_dir: RunDir
     env: Annotated[str | None, tyro.conf.arg(metavar="ID|MODULE:CLASS|URL", help_behavior_hint="")] = None
     """Another environment with the same spaces. Default: that of the run."""
+    env_kwargs: EnvKwargs = ()
     episodes: OptionalCount = None
     """Episodes of each kind. Default: as in the run's own evaluations."""
     seed: OptionalCount = None
@@ -60,8 +61,9 @@ class Eval:
 
         loaded = load_policy(self.run_dir, self.checkpoint, device="run")
         loaded.use_training_threads()
-        if self.env is not None:
-            loaded.experiment = with_env(loaded.experiment, self.env)
+        env_kwargs = parse_env_kwargs(self.env_kwargs)
+        if self.env is not None or env_kwargs:
+            loaded.experiment = with_env(loaded.experiment, self.env, env_kwargs)
         if self.opponent == SOLVED:
             self._solve(loaded)
             return 0
@@ -70,7 +72,7 @@ class Eval:
             found = {name: result.to_json() for name, result in results.items()}
             print(json.dumps({"run": str(self.run_dir), "step": loaded.step, **found}))
         else:
-            _print(loaded, results, self.opponent, recorded=self.env is None)
+            _print(loaded, results, self.opponent, recorded=self.env is None and not env_kwargs)
         return 0
 
     def _solve(self, loaded: LoadedPolicy) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import json
 import re
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
+from corral.config.hints import explain_option
 from corral.config.migrate import explain_old_name
-from corral.config.overrides import explain_option, leaves, split_items
+from corral.config.overrides import leaves, read_value, split_items
 from corral.core.errors import UserError
 
 T = TypeVar("T")
@@ -31,8 +34,11 @@ def parse(command: type[T], args: Sequence[str], prog: str) -> T:
         with contextlib.redirect_stderr(complaint):
             parsed, unknown = tyro.cli(command, args=list(args), prog=prog, return_unknown_args=True)
     except SystemExit as stop:
-        if not stop.code:
-            raise  # --help has been printed
+        if not stop.code:  # --help has been printed
+            more_help = getattr(command, "more_help", None)
+            if more_help is not None:
+                print(more_help(args))
+            raise
         raise UserError(f"{_sentence(complaint.getvalue())}; see `{prog} --help`.") from None
     if unknown:
         raise UserError(_unknown(parsed, unknown, prog))
@@ -66,20 +72,32 @@ def _unknown(parsed: Any, unknown: Sequence[str], prog: str) -> str:
     close = difflib.get_close_matches(option, options, 1)
     hint = f"did you mean {close[0]}?" if close else f"see `{prog} --help`."
     name = option.lstrip("-").replace("-", "_")
-    hint = explain_old_name(name, [field.name for field in fields]) or hint
+    known = [field.name for field in fields]
+    hint = explain_old_name(name, known) or hint
     if hasattr(parsed, "set"):
+        from corral.algos.registry import find_algorithm
         from corral.config.experiment import Experiment
 
+        # `corral resume` has no algorithm: its run has.
+        algo = getattr(parsed, "algo", "ppo")
         with contextlib.suppress(UserError):
-            settings = leaves(Experiment.make(parsed.algo, "CartPole-v1", preset="none"))
-            hint = explain_option(name, settings) or hint
+            settings = leaves(Experiment(algo, env="", algorithm=find_algorithm(algo).config()()))
+            hint = explain_option(name, settings, known) or hint
     return f"`{prog}` has no option {option}; {hint}"
 
 
-Count = Annotated[int, tyro.conf.arg(metavar="N")]
-OptionalCount = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+_INTEGER: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="N",
+    instance_from_str=lambda text: _integer(text[0]),
+    is_instance=lambda value: value is None or isinstance(value, int),
+    str_from_instance=lambda value: [str(value)],
+)
+Count = Annotated[int, _INTEGER]
+"""Type of an option that is an integer, which may be written 1e5, 100k or 100_000, as every integer setting."""
+OptionalCount = Annotated[int | None, _INTEGER, tyro.conf.arg(help_behavior_hint="")]
 Number = Annotated[str | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
-"""Type of an option that is an integer, which may be written 1e5 or 100_000."""
+"""The same for an option that is a setting, which is read with the others."""
 Seconds = Annotated[
     float, tyro.conf.arg(metavar="SECONDS", help_behavior_hint=lambda default: f"(default: {float(default):g})")
 ]
@@ -97,6 +115,7 @@ EnvKwargs = Annotated[
     tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]],
     tyro.conf.arg(metavar="KEY=VALUE ...", help="Keyword arguments for the environment."),
 ]
+Settings = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
 Sinks = Annotated[
     tyro.conf.UseAppendAction[tuple[str, ...]],
     tyro.conf.arg(
@@ -114,13 +133,36 @@ _LITERALS = {"true": True, "false": False, "none": None, "null": None}
 
 
 def parse_env_kwargs(given: Iterable[Iterable[str]]) -> dict[str, Any]:
-    """Parse `key=value` items; a value is a Python literal if it parses as one, otherwise text."""
+    """Parse `key=value` items; a value is a Python literal or JSON, otherwise text; `a.b=1` is an item of a mapping."""
     kwargs: dict[str, Any] = {}
     for key, text in split_items(chain.from_iterable(given), "--env-kwargs").items():
-        if not key.isidentifier():
+        *groups, last = key.split(".")
+        if not all(part.isidentifier() for part in (*groups, last)):
             raise UserError(f"--env-kwargs takes names of arguments, got {key!r}.")
-        try:
-            kwargs[key] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            kwargs[key] = _LITERALS.get(text.lower(), text)
+        inner = kwargs
+        for part in groups:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise UserError(f"--env-kwargs sets {part!r} to a value and to a mapping: use one of both.")
+        if last in inner:
+            raise UserError(f"--env-kwargs names {key!r} twice.")
+        inner[last] = _literal(key, text)
     return kwargs
+
+
+def _literal(key: str, text: str) -> Any:
+    nested = text.startswith(("{", "["))
+    for read in (ast.literal_eval, json.loads) if nested else (ast.literal_eval,):
+        with contextlib.suppress(ValueError, SyntaxError):
+            return read(text)
+    if nested:
+        raise UserError(f"--env-kwargs {key}={text} is neither JSON nor a Python literal: write '{{\"a\": [1, 2]}}'.")
+    return _LITERALS.get(text.lower(), text)
+
+
+def _integer(text: str) -> int:
+    try:
+        value: int = read_value("", text, int)
+    except UserError:
+        raise ValueError(f"an integer is needed, got {text!r}") from None
+    return value

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
-from corral.cli.options import Callbacks, Number, Quiet, RunDir, Sinks
+from corral.cli.options import Callbacks, Number, Quiet, RunDir, Settings, Sinks
 from corral.cli.train import print_result
-from corral.config.overrides import read_value
+from corral.config.overrides import read_value, split_items
+from corral.core.errors import UserError
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Continue a run from its last checkpoint, as if it had never stopped."""
+    """Continue a run from its last checkpoint, as if it had never stopped, or with changed settings.
+
+    A finished run says so and needs more --steps.
+    """
 
     run_dir: RunDir
     steps: Number = None
     """Total environment steps of the run, to extend it."""
+    actors: Number = None
+    """Actor processes, in topologies that have actors. All environments start new episodes."""
+    set: Settings = ()
+    """Settings to change, such as learning_rate=1e-4; not those of the network or the layout of the data."""
     callback: Callbacks = ()
     """Your own corral.Callback. Those of `corral train` are not saved with the run."""
     sink: Sinks = ()
     quiet: Quiet = False
 
     def run(self) -> int:
-        steps = None if self.steps is None else read_value("--steps", self.steps, int)
-        if self.quiet:
-            logging.getLogger("corral").setLevel(logging.WARNING)
+        given: dict[str, Any] = dict(split_items(chain.from_iterable(self.set)))
+        for name in ("steps", "actors"):
+            if (value := getattr(self, name)) is not None:
+                if name in given:
+                    raise UserError(f"{name} is set twice, by --{name} and by --set.")
+                given[name] = read_value(f"--{name}", value, int)
         from corral.runs.train import resume
 
-        result = resume(self.run_dir, steps=steps, callbacks=self.callback, sinks=self.sink, quiet=self.quiet)
+        result = resume(self.run_dir, callbacks=self.callback, sinks=self.sink, quiet=self.quiet, **given)
         print_result(result)
         return 0

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import shlex
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from corral.cli.options import Callbacks, EnvKwargs, Flag, Number, Quiet, Sinks, parse_env_kwargs
+from corral.algos.registry import ALGORITHMS
+from corral.cli.options import Callbacks, EnvKwargs, Flag, Number, Quiet, Settings, Sinks, parse_env_kwargs
 from corral.config.overrides import read_value, split_items
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
     from corral.runs.training_loop import Result
 
-_Settings = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE ...")]
-_OPTIONS = ("env", "preset", "steps", "seed", "num_envs", "topology", "runtime", "actors", "learners")
+_OPTIONS = ("env", "init", "preset", "steps", "seed", "num_envs", "topology", "runtime", "actors", "learners")
 """Settings that have their own option; they may also be given by --set."""
+_EXAMPLE = "ppo"  # whose settings `corral train --help` shows
+_MAX_WIDTH = 100
 _NO_SETTINGS = {
-    "algo": "ALGO", "run_dir": "--run-dir", "overwrite": "--overwrite", "config": "--config", "config_file": "--config",
-    "callbacks": "--callback", "sinks": "--sink", "quiet": "--quiet",
+    "algo": "ALGO", "config_file": "--config", "callbacks": "--callback", "sinks": "--sink",
+    **{name: f"--{name.replace('_', '-')}" for name in
+       ("run_dir", "overwrite", "config", "callback", "sink", "quiet", "sim", "sims", "set")},
 }  # fmt: skip
-"""Arguments of `corral.train` that are not settings -> how to write them."""
+"""Arguments of `corral.train`, and options, that are not settings -> how to write them."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Train:
     """Train an agent. Settings come from the defaults, the preset, --config, and the command line; the last wins."""
 
     algo: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ALGO")]
-    """Algorithm; `corral list algos` shows them."""
+    """Algorithm; `corral list algos` shows them, `corral train ALGO --help` its settings."""
     env: Annotated[str | None, tyro.conf.arg(metavar="ID", help_behavior_hint="")] = None
     """Gymnasium id, your own module:Class, or the URL of external simulators, such as tcp://127.0.0.1:5555."""
     env_kwargs: EnvKwargs = ()
@@ -60,8 +64,10 @@ class Train:
     """Actor processes, in topologies that have actors."""
     learners: Number = None
     """Learner processes; each computes gradients on its share of every batch."""
-    set: _Settings = ()
-    """Any setting, such as learning_rate=3e-4 hidden_sizes=64,64 eval_episodes=20; a run's config.yaml lists them."""
+    init: Annotated[str | None, tyro.conf.arg(metavar="RUN", help_behavior_hint="")] = None
+    """Run, or one of its checkpoints, whose weights and observation statistics to start from."""
+    set: Settings = ()
+    """Any setting, such as learning_rate=3e-4 hidden_sizes=64,64 eval_episodes=20; they are listed below."""
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """YAML file with settings, such as config.yaml of another run."""
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
@@ -71,10 +77,21 @@ class Train:
     sink: Sinks = ()
     quiet: Quiet = False
 
+    @staticmethod
+    def more_help(args: Sequence[str]) -> str:
+        """The settings of the algorithm in `args`, with the values of a preset that they name."""
+        from corral.config.describe import describe_settings
+        from corral.config.presets import find, presets_of
+
+        own = args[0] if ":" in args[0] and not args[0].startswith("-") else _EXAMPLE
+        algo = next((arg for arg in args if arg in ALGORITHMS), own)
+        given = dict(pairwise(args)) | dict(arg.split("=", 1) for arg in args if "=" in arg)
+        preset = given.get("--preset") or find(algo, given.get("--env", "")) or "none"
+        width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
+        return describe_settings(algo, preset if preset in presets_of(algo) else "none", width)
+
     def run(self) -> int:
         settings = self._settings()
-        if self.quiet:
-            logging.getLogger("corral").setLevel(logging.WARNING)
         from corral.runs.train import train
 
         result = train(

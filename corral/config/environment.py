@@ -50,7 +50,7 @@ def find_env(env: str, env_kwargs: dict[str, Any], factory: Any = None) -> tuple
     if env.startswith("<"):
         raise UserError(
             f"The environment of this run is {env}, a callable without an importable name, which cannot be rebuilt: "
-            "train with module:Class to resume, evaluate or record."
+            "give it as env to corral.resume, corral.evaluate or corral.record, or train with module:Class."
         )
     if is_atari_id(env):
         return suites.atari(env, **env_kwargs), {}

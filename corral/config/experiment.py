@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from corral.algos.registry import find_algorithm
+from corral.algos.registry import describe_algorithm, find_algorithm
 from corral.config import overrides as settings
 from corral.config import presets
 from corral.config.environment import describe_env, find_env, folder_name
@@ -73,6 +73,8 @@ class Experiment:
     """Keyword arguments of the environment; for an Atari id, options of the Atari suite."""
     preset: str = "none"
     """Preset that the settings started from."""
+    init: str | None = None
+    """Run, or one of its checkpoints, whose weights the network starts from; none: new weights."""
     steps: int = 100_000
     """Environment steps of the whole run."""
     seed: int = 0
@@ -123,6 +125,8 @@ class Experiment:
     """Environment steps between rows of metrics; 0: not by steps."""
     factory: Any = field(default=None, repr=False, compare=False, metadata={"live": True})
     """The callable that `<name>` stands for, in the process that has it."""
+    algo_class: Any = field(default=None, repr=False, compare=False, metadata={"live": True})
+    """The class that `algo` stands for, where it cannot be imported."""
 
     def __post_init__(self) -> None:
         _at_least("", self, steps=1, seed=0, num_envs=1, workers=1, actors=1)
@@ -183,7 +187,7 @@ class Experiment:
     @classmethod
     def make(
         cls,
-        algo: str,
+        algo: str | type[Any],
         env: EnvLike | None = None,
         *,
         preset: str | None = None,
@@ -195,7 +199,9 @@ class Experiment:
         `overrides` are named as in `corral.config.overrides`: `learning_rate`, `algorithm.learning_rate`, `steps`, ...
         `preset` is the environment whose preset to use, or "none"; default: that of `env`, if there is one.
         """
-        base = cls(algo=algo, env="", algorithm=find_algorithm(algo).config()())
+        algo, algo_class = describe_algorithm(algo)
+        entry = find_algorithm(algo, algo_class)
+        base = cls(algo=algo, env="", algorithm=entry.config()(), algo_class=algo_class)
         given = settings.read(base, overrides or {})
         from_file = {} if config_file is None else _read_file(base, Path(config_file))
         factory = None
@@ -216,7 +222,7 @@ class Experiment:
             raise UserError(f"algo is set twice, to {algo} and {asked['algo']}.")
         asked["preset"] = _preset_name(algo, asked["env"], preset or asked.get("preset"))
         from_preset = settings.read(base, presets.settings(algo, asked["preset"]))
-        own = settings.read(base, find_algorithm(algo).settings)
+        own = settings.read(base, entry.settings)
         chosen = _drop_conflicting(own, asked) | from_preset | asked | {"factory": factory}
         token = chosen.get("env_kwargs", {}).get("token_file")
         if "://" in chosen["env"] and isinstance(token, str):  # the run may be resumed from elsewhere
@@ -267,7 +273,8 @@ class Experiment:
     def default_run_dir(self, root: str | Path = "runs") -> Path:
         """The first folder `root/algo-env-seed-n` that does not exist."""
         env, number = folder_name(self.env, self.env_kwargs), 1
-        while (path := Path(root) / f"{self.algo}-{env}-{self.seed}-{number}").exists():
+        algo = self.algo.rpartition(":")[2].strip("<>")
+        while (path := Path(root) / f"{algo}-{env}-{self.seed}-{number}").exists():
             number += 1
         return path
 
@@ -304,7 +311,7 @@ def _require_used(made: Experiment, name: str) -> None:
         return
     if setting == "rnn_size" and net.rnn == "none":
         raise UserError(f"rnn_size={net.rnn_size} has no effect with rnn=none: set rnn, or leave rnn_size out.")
-    actions = find_algorithm(made.algo).actions  # "" for a user's own algorithm
+    actions = find_algorithm(made.algo, made.algo_class).actions  # "" for a user's own algorithm
     if setting == "log_std_init" and actions and "continuous" not in actions:
         raise UserError(f"log_std_init is for continuous actions, and {made.algo} has none: leave it out.")
 

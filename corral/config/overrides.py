@@ -9,42 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import json
 import math
 import numbers
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from corral.config.migrate import ALGORITHM_2, explain_old_name, explain_old_value, successors
+from corral.config.hints import explain_setting, one_of
+from corral.config.migrate import explain_old_value
 from corral.core.errors import UserError
 
 T = TypeVar("T")
 
-_ELSEWHERE = {
-    "n_envs": "num_envs", "n_steps": "num_steps", "rollout_length": "num_steps", "n_epochs": "update_epochs",
-    "clip_range": "clip_coef", "entropy_coeff": "ent_coef", "vf_loss_coeff": "vf_coef", "grad_clip": "max_grad_norm",
-    "total_timesteps": "steps", "replay_buffer_size": "buffer_size", "train_freq": "train_frequency",
-    "target_network_frequency": "target_update_period", "target_update_interval": "target_update_period",
-    "start_e": "exploration_initial_eps", "end_e": "exploration_final_eps", "net_arch": "hidden_sizes",
-    "activation_fn": "activation",
-}  # fmt: skip
-"""Name in Stable-Baselines3, CleanRL or RLlib -> name here, for the hint only."""
-_MINIBATCHES = "a minibatch has num_envs * num_steps / num_minibatches steps: set num_minibatches."
-_OTHERWISE = {
-    "batch_size": ("num_minibatches", _MINIBATCHES), "minibatch_size": ("num_minibatches", _MINIBATCHES),
-    "sgd_minibatch_size": ("num_minibatches", _MINIBATCHES),
-    "policy_kwargs": ("hidden_sizes", "the network is set by net.hidden_sizes, net.activation, net.rnn and so on."),
-}  # fmt: skip
-"""Name there -> the setting here that has another form, and how."""
-_MAX_LISTED = 20  # settings in a message
-_IN_UPDATES = ("target_network_frequency", "target_update_interval")  # elsewhere in environment steps
-
 _BOOLEANS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 _NOTHING = ("none", "null")
+_EXPONENTS = {"k": "e3", "m": "e6", "g": "e9"}  # 100k, 2.5M
+_UNIT = re.compile(r"(?<=[\d.])[kmg]$", re.IGNORECASE)
 _ALGORITHM = "algorithm"
 
 
@@ -103,6 +87,26 @@ def apply(config: T, values: Mapping[str, Any]) -> T:
     return dataclasses.replace(config, **changes)  # type: ignore[type-var]
 
 
+def short_name(name: str, names: Collection[str]) -> str:
+    """The shortest name of a setting: its last component, if that is found to be this one."""
+    last = name.rpartition(".")[2]
+    with contextlib.suppress(UserError):
+        if _find(last, names, "") == name:
+            return last
+    return name.removeprefix(f"{_ALGORITHM}.")
+
+
+def choices(kind: Any) -> list[str]:
+    """The values of a setting that takes only certain ones; empty for others."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return [str(choice) for choice in args]
+    if origin in (Union, UnionType):
+        listed = [["true", "false"] if part is bool else choices(part) for part in args if part is not NoneType]
+        return [choice for each in listed for choice in each] if all(listed) else []
+    return []
+
+
 def to_plain(config: Any) -> dict[str, Any]:
     """The settings as nested dicts, lists and plain values, for YAML and JSON."""
     plain: dict[str, Any] = {}
@@ -149,11 +153,11 @@ def _find(key: str, names: Collection[str], where: str) -> str:
     if len(found) == 1 or own:
         return (own or found)[0]
     if found:
-        raise UserError(f"{where}{key} is ambiguous; write {_either(found)}.")
+        raise UserError(f"{where}{key} is ambiguous; write {one_of(found)}.")
     group = _inside(key, names)
     if group:
-        raise UserError(f"{where}{key} is a group of settings; set {_either(group)}.")
-    raise UserError(f"{where}No setting {key!r}; {_hint(key, names)}")
+        raise UserError(f"{where}{key} is a group of settings; set {one_of(group)}.")
+    raise UserError(f"{where}No setting {key!r}; {explain_setting(key, names)}")
 
 
 def _inside(group: str, names: Collection[str]) -> list[str]:
@@ -164,41 +168,6 @@ def _shortens(wanted: list[str], parts: list[str]) -> bool:
     """Whether `wanted` is `parts` with some of them, but not the last, omitted."""
     rest = iter(parts)
     return wanted[-1] == parts[-1] and all(part in rest for part in wanted)
-
-
-def _hint(key: str, names: Collection[str]) -> str:
-    last = {name.rpartition(".")[2]: name for name in names}
-    typed = key.rpartition(".")[2]
-    if typed in _OTHERWISE and _OTHERWISE[typed][0] in last:
-        return _OTHERWISE[typed][1]
-    old = explain_old_name(key, names)
-    if old is not None:
-        return old
-    same = _ELSEWHERE.get(typed)
-    if same in last:
-        unit = ", and counts updates, not environment steps" if typed in _IN_UPDATES else ""
-        return f"it is called {same} here{unit}."
-    close = difflib.get_close_matches(typed, last, 3, 0.6) + difflib.get_close_matches(key, names, 2, 0.75)
-    inside = [short for short in last if len(typed) > 3 and (typed in short or short in typed.split("_"))]
-    found = list(dict.fromkeys(close + inside))
-    if found:
-        return f"did you mean {_either(found)}?"
-    if typed in ALGORITHM_2:
-        return f"other algorithms have it, as {ALGORITHM_2[typed]}."
-    if len(last) > _MAX_LISTED:
-        return "a run's config.yaml lists all, and docs/algorithms.md explains those of the algorithms."
-    return f"the settings are {', '.join(last)}."
-
-
-def explain_option(key: str, names: Collection[str]) -> str | None:
-    """How to set what was given as an option, if it is the name of a setting, here, earlier or in another library."""
-    last = {name.rpartition(".")[2] for name in names}
-    new = [name for name in (key, _ELSEWHERE.get(key), *successors(key, names)) if name in last]
-    return f"write --set {new[0]}=..." if new else _OTHERWISE[key][1] if key in _OTHERWISE else None
-
-
-def _either(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _convert(value: Any, kind: Any) -> Any:
@@ -266,7 +235,7 @@ def _scalar(value: Any, kind: Any) -> Any:
         if kind is bool:
             value = _BOOLEANS.get(value.lower(), value)
         elif kind is int:
-            value = value.strip().replace("_", "")
+            value = _UNIT.sub(lambda unit: _EXPONENTS[unit[0].lower()], value.strip().replace("_", ""))
         elif kind is float:
             with contextlib.suppress(ValueError):
                 value = float(value)  # msgspec does not read .5
@@ -290,7 +259,7 @@ def _describe(kind: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join("none" if part is NoneType else _describe(part) for part in args)
     if origin is Literal:
-        return _either([str(choice) for choice in args])
+        return one_of([str(choice) for choice in args])
     if origin is tuple:
         return f"a list such as {'64,64' if args[0] is int else 'a,b'}, where each item is {_describe(args[0])}"
     if origin is dict:

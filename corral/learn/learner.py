@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -254,6 +254,12 @@ class Learner:
             "new_moments": self._new_moments,
             "learning_rates": {n: group.fixed_lr for n, group in self._groups.items() if group.fixed_lr is not None},
         }
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """The weights of another network, statistics of observations included; the optimizer starts anew."""
+        self.model.load_state_dict(weights)
+        if self.target is not None:
+            self.target.load_state_dict(weights)
 
     def join_optimizers(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Optimizer state for a checkpoint: that of a single group, or several by group name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from corral.acting.policy import PlanningPolicy, Policy, bind_envs, to_numpy
+from corral.config.environment import describe_env
 from corral.core import seeding
 from corral.core.errors import UserError
 from corral.core.log import log_level
@@ -75,6 +76,7 @@ def evaluate(
     episodes: int = 20,
     env: EnvLike | None = None,
     *,
+    env_kwargs: Mapping[str, Any] | None = None,
     deterministic: bool = True,
     seed: int | None = None,
     checkpoint: str = "best",
@@ -86,6 +88,7 @@ def evaluate(
         run: the run's folder.
         episodes: number of episodes.
         env: an environment other than the run's, with the same spaces.
+        env_kwargs: keyword arguments of the environment that differ from the run's.
         deterministic: take the best actions instead of sampling.
         seed: of the episodes; default: one that the run did not use. The best checkpoint was selected by the run's own
             evaluations, so their score is optimistic; the run's seed repeats them.
@@ -96,6 +99,8 @@ def evaluate(
         raise UserError(f"episodes must be at least 1, got {episodes}.")
     loaded = load_policy(run, checkpoint, device="run")
     loaded.use_training_threads()
+    if env_kwargs:
+        loaded.experiment, env = with_env(loaded.experiment, env, env_kwargs), None
     return evaluate_loaded(loaded, episodes, [deterministic], env=env, seed=seed, search_sims=search_sims)[0]
 
 
@@ -238,10 +243,16 @@ def _environment(experiment: Experiment, env: EnvLike | None) -> tuple[EnvLike, 
     return env, {}
 
 
-def with_env(experiment: Experiment, env: str) -> Experiment:
-    """The experiment with another environment; other simulators keep the token."""
-    token = {k: v for k, v in experiment.env_kwargs.items() if k == "token_file" and is_url(env)}
-    return replace(experiment, env=env, env_kwargs=token, eval_env_kwargs={}, factory=None)
+def with_env(experiment: Experiment, env: EnvLike | None, env_kwargs: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment with another environment, whose simulators keep the token, or with other arguments of its own."""
+    given = dict(env_kwargs or {})
+    if env is None:
+        # Those of evaluations would come last and win.
+        rest = {name: value for name, value in experiment.eval_env_kwargs.items() if name not in given}
+        return replace(experiment, env_kwargs=experiment.env_kwargs | given, eval_env_kwargs=rest)
+    text, kwargs, factory = describe_env(env)
+    token = {k: v for k, v in experiment.env_kwargs.items() if k == "token_file" and is_url(text)}
+    return replace(experiment, env=text, env_kwargs=token | kwargs | given, eval_env_kwargs={}, factory=factory)
 
 
 def _link_opponent(experiment: Experiment, env: EnvLike | None) -> str | None:

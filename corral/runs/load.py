@@ -31,7 +31,7 @@ def load_policy(run_dir: str | Path, which: str = "best", *, seed: int = 0, devi
         seed: of sampled actions.
         device: of the network: cpu, cuda, mps, auto, or run for the run's setting.
     """
-    folder, which = _find(Path(run_dir), which)
+    folder, which = find_checkpoint(Path(run_dir), which)
     weights, meta = checkpoint.load(folder, which, only=checkpoint.POLICY)
     experiment = Experiment.from_dict(folder.config, str(folder.path / "config.yaml"))
     return LoadedPolicy(experiment, weights, meta, seed=seed, device=device)
@@ -168,7 +168,7 @@ def _build_model(algo: Algorithm, weights: dict[str, Any], device: str) -> torch
     return model
 
 
-def _find(path: Path, which: str) -> tuple[RunFolder, str]:
+def find_checkpoint(path: Path, which: str) -> tuple[RunFolder, str]:
     """The run and the name of a checkpoint, from the path of either."""
     if (path / checkpoint.MANIFEST).exists():
         path = path.absolute()

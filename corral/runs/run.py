@@ -19,7 +19,7 @@ from corral.runs import checkpoint
 from corral.runs.callbacks.dispatch import Dispatcher
 from corral.runs.evaluate import Evaluation, Evaluator
 from corral.runs.folder import RunFolder, atomic_path
-from corral.runs.load import load_policy
+from corral.runs.load import LoadedPolicy
 from corral.runs.sinks.base import STEP, WALL_S, MetricSinks
 from corral.topologies.base import Topology
 
@@ -175,7 +175,8 @@ class ActiveRun:
         self.write_metrics()
         self.save(best=math.isfinite(self.best_return) and self.best_step == self.steps)
         if self.stop_reason is None and math.isfinite(self.best_return):
-            self.best_report = self._evaluator.report(load_policy(self._folder.path, "best", device="run"))
+            saved = checkpoint.load(self._folder, "best", only=checkpoint.POLICY)
+            self.best_report = self._evaluator.report(LoadedPolicy(self.config, *saved, seed=0, device="run"))
 
     @property
     def wall_s(self) -> float:

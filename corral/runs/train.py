@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corral.config.experiment import Experiment
-from corral.core.errors import RunFailed, UserError
+from corral.core.errors import RunFailed
+from corral.core.log import log_level
+from corral.runs.changes import change_env, change_settings, describe_changes
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
 from corral.runs.plugins import CallbackLike, Plugins, SinkLike
 from corral.runs.sinks.csv import read_metrics
 from corral.runs.training_loop import Result, TrainingLoop, handle_stop_signals
+from corral.runs.warm_start import resolve_start
 from corral.runtimes.base import Mailbox, MakeRole, RoleLost
 from corral.runtimes.process import ProcessRuntime
 from corral.runtimes.supervised_role import SupervisedRole
 
 if TYPE_CHECKING:
+    from corral.algos.base import Algorithm
     from corral.envs.resolve import EnvLike
 
 _log = logging.getLogger(__name__)
@@ -29,12 +33,13 @@ _POLL_S = 1.0
 
 
 def train(  # noqa: PLR0913 - the settings that most runs name
-    algo: str,
+    algo: str | type[Algorithm],
     env: EnvLike | None = None,
     steps: int | None = None,
     seed: int | None = None,
     run_dir: str | Path | None = None,
     *,
+    init: str | Path | None = None,
     preset: str | None = None,
     config_file: str | Path | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
@@ -47,68 +52,94 @@ def train(  # noqa: PLR0913 - the settings that most runs name
     """Train an agent and leave a run directory.
 
     Args:
-        algo: name of an algorithm; `corral list algos` shows them.
+        algo: name of an algorithm, which `corral list algos` shows, or a class of your own.
         env: a Gymnasium id, `module:Class`, or a factory.
         steps: environment steps.
         seed: seed of all random numbers.
         run_dir: folder of the run; default: a new one under `runs/`.
+        init: a run, or one of its checkpoints, whose weights and statistics of observations the network starts from;
+            default: its best checkpoint. The algorithm may be another one with the same network.
         preset: environment whose settings to start from, or "none"; default: those for `env`, if any.
         config_file: YAML with settings.
         env_kwargs: keyword arguments of the environment.
         callbacks: hooks of the run: `corral.Callback` objects, classes, or `module:Class`.
         sinks: where metrics go besides `metrics.csv` and TensorBoard: `corral.MetricSink` objects, classes, or
             `module:Class`. Naming built-in ones chooses among them: `["csv"]` writes no TensorBoard file.
-        quiet: show no progress.
+        quiet: print nothing; warnings are in `events.jsonl`.
         overwrite: replace an existing run in `run_dir`.
         overrides: any setting, by its name: `learning_rate=1e-3`, `num_envs=16`; dotted ones as
             `**{"net.hidden_sizes": (32, 32)}`.
     """
-    plugins = Plugins.find(callbacks, sinks)
     given = {"steps": steps, "seed": seed, "env_kwargs": dict(env_kwargs) if env_kwargs else None}
     settings = overrides | {key: value for key, value in given.items() if value is not None}
-    experiment = Experiment.make(algo, env, preset=preset, config_file=config_file, overrides=settings)
-    path = Path(run_dir) if run_dir is not None else experiment.default_run_dir()
-    folder = RunFolder.create(path, experiment.to_dict(), overwrite=overwrite)
-    if experiment.learner_in_own_process:
-        return _run_supervised(experiment, folder, plugins, quiet=quiet)
-    loop = TrainingLoop(experiment, folder, plugins, quiet=quiet)
-    try:
-        return loop.run()
-    finally:
-        if not loop.began:  # building the environments or the network failed
-            folder.discard()
+    if init is not None:
+        settings["init"] = str(init)
+    with _verbosity(quiet):
+        plugins = Plugins.find(callbacks, sinks)
+        experiment = Experiment.make(algo, env, preset=preset, config_file=config_file, overrides=settings)
+        if experiment.init is not None:
+            experiment = replace(experiment, init=resolve_start(experiment.init))
+        path = Path(run_dir) if run_dir is not None else experiment.default_run_dir()
+        folder = RunFolder.create(path, experiment.to_dict(), overwrite=overwrite)
+        if experiment.learner_in_own_process:
+            return _run_supervised(experiment, folder, plugins, quiet=quiet)
+        loop = TrainingLoop(experiment, folder, plugins, quiet=quiet)
+        try:
+            return loop.run()
+        finally:
+            if not loop.began:  # building the environments or the network failed
+                folder.discard()
 
 
 def resume(
     run_dir: str | Path,
     *,
     steps: int | None = None,
+    env: EnvLike | None = None,
     callbacks: Sequence[CallbackLike] = (),
     sinks: Sequence[SinkLike] = (),
     quiet: bool = False,
+    **overrides: Any,
 ) -> Result:
-    """Continue a run from its last intact checkpoint; `steps` may be more than it was started with.
+    """Continue a run from its last intact checkpoint; one that is finished needs more `steps`.
 
-    Callbacks and sinks are not saved with a run: pass them again.
+    Args:
+        run_dir: the run's folder.
+        steps: environment steps of the whole run, at least as many as it was started with.
+        env: the environment, if it cannot be imported: a factory, as in `train`.
+        callbacks: hooks of the run, which are not saved with it.
+        sinks: where metrics go, which is not saved with it.
+        quiet: print nothing.
+        overrides: settings to change, such as `learning_rate=1e-4` or `actors=4`; not those by which the network or
+            the saved data is laid out. The changes are written to `config.yaml` and `events.jsonl`.
     """
-    plugins = Plugins.find(callbacks, sinks)
-    folder = RunFolder.open(run_dir)
-    experiment = Experiment.from_dict(folder.config, str(folder.path / "config.yaml"))
-    if steps is not None:
-        if steps < experiment.steps:
-            raise UserError(f"{run_dir} is set to {experiment.steps:,} steps: set at least as many, got {steps:,}.")
-        # A tenth of the longer run would be another interval: keep the old one.
-        experiment = replace(experiment, steps=steps, eval_every=experiment.eval_interval)
-    if steps is not None or folder.notes:
-        with folder.lock():  # change nothing in a run that another process trains
-            with contextlib.closing(EventLog(folder)) as log:
-                for note in folder.notes:
-                    _log.warning("%s: %s", folder.path / "config.yaml", note)
-                    log.add("migrated", note)
-            folder.write_config(experiment.to_dict())
-    if experiment.learner_in_own_process:
-        return _run_supervised(experiment, folder, plugins, resume=True, quiet=quiet)
-    return TrainingLoop(experiment, folder, plugins, resume=True, quiet=quiet).run()
+    with _verbosity(quiet):
+        plugins = Plugins.find(callbacks, sinks)
+        folder = RunFolder.open(run_dir)
+        stored = Experiment.from_dict(folder.config, str(folder.path / "config.yaml"))
+        experiment = stored if env is None else change_env(stored, env)
+        given = overrides | ({} if steps is None else {"steps": steps})
+        experiment = change_settings(experiment, given, folder) if given else experiment
+        changes = describe_changes(stored, experiment)
+        notes = [("migrated", note) for note in folder.notes] + ([("changed", changes)] if changes else [])
+        if notes:
+            with folder.lock():  # change nothing in a run that another process trains
+                with contextlib.closing(EventLog(folder)) as log:
+                    for kind, note in notes:
+                        _log.warning("%s: %s", folder.path / "config.yaml", note)
+                        log.add(kind, note, env_steps=_last_step(folder))
+                folder.write_config(experiment.to_dict())
+        if experiment.learner_in_own_process:
+            return _run_supervised(experiment, folder, plugins, resume=True, quiet=quiet)
+        return TrainingLoop(experiment, folder, plugins, resume=True, quiet=quiet).run()
+
+
+def _last_step(folder: RunFolder) -> int:
+    return int(read_metrics(folder.path, last_bytes=1 << 16).get("env_steps", [0])[-1])
+
+
+def _verbosity(quiet: bool) -> contextlib.AbstractContextManager[None]:
+    return log_level("corral", logging.ERROR) if quiet else contextlib.nullcontext()
 
 
 class LearnerRole:
@@ -133,7 +164,7 @@ def _run_supervised(
 
     def note(kind: str, text: str) -> None:  # the crashed process no longer writes
         with contextlib.closing(EventLog(folder)) as log:
-            log.add(kind, text, env_steps=int(read_metrics(folder.path, last_bytes=1 << 16).get("env_steps", [0])[-1]))
+            log.add(kind, text, env_steps=_last_step(folder))
         _log.warning("%s", text)
 
     def make(start: int) -> MakeRole:

@@ -29,6 +29,7 @@ from corral.runs.folder import RunFolder, require_same_env
 from corral.runs.plugins import Plugins
 from corral.runs.run import ActiveRun
 from corral.runs.sinks.base import MetricSinks
+from corral.runs.warm_start import load_start
 from corral.topologies.base import Topology, make_topology
 
 log = logging.getLogger("corral.runs")
@@ -55,6 +56,13 @@ class Result:
 Saved = tuple[dict[str, Any], dict[str, Any]]
 """State and meta data of a checkpoint."""
 _STOP_S = 10.0  # for the steps of the current iteration, after a signal
+_NOT_IMPORTABLE = {
+    "environment": "only this script can build the environment, so `corral resume`, `eval` and `record` cannot: train "
+    "with module:Class, or give env to corral.resume, corral.evaluate and corral.record",
+    "algorithm": "only this script has the algorithm, so `corral resume`, `eval` and `record` cannot load the run: "
+    "move it and its Config into a module, and train with module:Class",
+}
+_LOCAL = "not_importable"
 _WARNINGS = (
     "not_finite",
     "masks_ignored",
@@ -63,6 +71,7 @@ _WARNINGS = (
     "slow_callback",
     "sink_error",
     "slow_sink",
+    _LOCAL,
 )
 
 
@@ -131,6 +140,8 @@ class TrainingLoop:
             self._folder = self._folder.write_config(self._experiment.to_dict())
         if saved is not None:
             self._restore(topology, *saved)
+        elif self._experiment.init is not None:
+            self._note("initialised", load_start(topology, self._experiment.init))
         evaluator.open_early()
         start, config = topology.env_steps, self._experiment
         # Without plugins nothing needs a thread, which would make forking unsafe.
@@ -171,6 +182,9 @@ class TrainingLoop:
         if state["trainer"].get("store", ()) is None and topology.algo.data.reuse == "replay":
             text += "; the replay buffer was not saved and starts empty"
         self._note("resumed", text)
+        if topology.env_steps >= self._experiment.steps:
+            path, steps = self._folder.path, topology.env_steps
+            log.info("%s is finished; continue it with `corral resume %s --steps %d`", path, path, 2 * steps)
 
     def _announce(self) -> None:
         topology, experiment = self._topology, self._experiment
@@ -185,6 +199,9 @@ class TrainingLoop:
             log.info("observations: %s (net.obs_encoding=auto, scaled or raw)", encoding)
         if "://" in experiment.env and experiment.backend != "auto":
             log.info("backend=%s is not used: the simulators at %s run elsewhere", experiment.backend, experiment.env)
+        for kind, what in (("environment", experiment.factory), ("algorithm", experiment.algo_class)):
+            if what is not None and not self._resume:
+                self._note(_LOCAL, _NOT_IMPORTABLE[kind])
         if self._callbacks.uses("on_rollout") and not topology.sees_rollouts:
             self._note("no_rollouts", f"on_rollout is not called: {experiment.topology} trajectories stay in workers")
 

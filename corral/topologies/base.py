@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -41,7 +41,8 @@ _BUILD_S = 180.0
 def make_algorithm(experiment: Experiment, spec: EnvSpec) -> Algorithm:
     """The experiment's algorithm, for environments with this `spec`."""
     _require_countable(spec)
-    algo: Algorithm = find_algorithm(experiment.algo).load()(experiment.algorithm, spec, experiment.num_envs)
+    entry = find_algorithm(experiment.algo, experiment.algo_class)
+    algo: Algorithm = entry.load()(experiment.algorithm, spec, experiment.num_envs)
     return algo
 
 
@@ -200,6 +201,10 @@ class Topology(ABC):
     def set_learning_rate(self, value: float | None, group: str | None = None) -> None:
         """`Learner.set_learning_rate`; UserError where learners are in other processes."""
         self.learner.set_learning_rate(value, group)
+
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Start from the weights and statistics of another network; before the first `advance`."""
+        self.learner.load_weights(weights)
 
     @abstractmethod
     def advance(self) -> dict[str, list[float]]:

@@ -98,7 +98,7 @@ def test_version():
         (["join", "grpc://h:1"], ["No command 'join'", "corral serve ENV --connect URL"]),
         (["train", "ppo", "--lr", "1e-3"], ["has no option --lr; write --set learning_rate=..."]),
         (["train", "ppo", "--learning-rate", "1"], ["has no option --learning-rate; write --set learning_rate=..."]),
-        (["train", "ppo", "--n-envs", "8"], ["has no option --n-envs; write --set num_envs=..."]),
+        (["train", "ppo", "--n-envs", "8"], ["has no option --n-envs; did you mean --num-envs?"]),
     ],
 )
 def test_command_line_mistake_is_exit_code_2(run, args, words):

@@ -101,7 +101,7 @@ def test_unknown_names_are_not_explained():
     assert explain_old_name("lr", ["something.else"]) is None
 
 
-ADDED = {"supervision"}
+ADDED = {"init", "supervision"}
 """Settings that are younger than the old runs, which have their defaults."""
 
 
@@ -238,7 +238,7 @@ def test_environments_in_checkpoints_are_renamed():
         ("policy_kwargs", "ppo", "net.hidden_sizes"),
         ("capacity", "ppo", "'capacity'; other algorithms have it, as buffer_size."),
         ("max_lag", "ppo", "'max_lag'; other algorithms have it, as max_policy_lag."),
-        ("zzzz", "ppo", "'zzzz'; a run's config.yaml lists all"),
+        ("zzzz", "ppo", "'zzzz'; `corral train ALGO --help` lists all"),
         ("n_epochs", "ppo", "it is called update_epochs here."),
         ("train_freq", "dqn", "it is called train_frequency here."),
         ("net_arch", "ppo", "it is called hidden_sizes here."),

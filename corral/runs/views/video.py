@@ -20,11 +20,11 @@ from corral.core.errors import UserError
 from corral.core.gym_env import PassiveWrapper
 from corral.core.types import Array, EnvSpec
 from corral.envs.make import make_vec
-from corral.envs.resolve import resolve
+from corral.envs.resolve import EnvLike, resolve
 from corral.envs.suites.atari import AtariSuite
 from corral.envs.suites.pixels import PixelSuite
 from corral.envs.vec_env import VecEnv
-from corral.runs.evaluate import acting_seed
+from corral.runs.evaluate import acting_seed, with_env
 from corral.runs.folder import atomic_path, require_same_env
 from corral.runs.load import load_policy
 
@@ -52,10 +52,11 @@ def record(run: str | Path, path: str | Path, **options: Any) -> Path:
     return record_run(run, path, **options).path
 
 
-def record_run(
+def record_run(  # noqa: PLR0913 - the options of the command
     run: str | Path,
     path: str | Path,
     *,
+    env: EnvLike | None = None,
     episodes: int = 1,
     seconds: float = 120.0,
     fps: float | None = None,
@@ -68,6 +69,7 @@ def record_run(
     Args:
         run: the run's folder.
         path: the MP4 to write.
+        env: an environment other than the run's, with the same spaces.
         episodes: number of episodes.
         seconds: maximum length of the video.
         fps: frames per second; default: the environment's.
@@ -84,6 +86,8 @@ def record_run(
     if seed is not None and seed < 0:
         raise UserError(f"seed must be at least 0, got {seed}.")
     loaded = load_policy(run, checkpoint, device="run")
+    if env is not None:
+        loaded.experiment = with_env(loaded.experiment, env)
     seed = loaded.experiment.seed if seed is None else seed
     policy = loaded.as_policy(deterministic=deterministic, seed=acting_seed(seed, deterministic=deterministic))
     return record_policy(
