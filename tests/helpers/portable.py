@@ -21,4 +21,5 @@ def forced(monkeypatch):
 def portable_env(tmp_path, hidden=False):
     """Variables of a process that is forced to be portable, and whose temporary files are in `tmp_path`."""
     path = [NO_LINUX, ROOT] if hidden else [ROOT]
-    return {**os.environ, "CORRAL_PORTABLE": "1", "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(path)}
+    env = {**os.environ, "CORRAL_PORTABLE": "1", "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(path)}
+    return env | {"CORRAL_NO_LINKS": "1"} if hidden else env

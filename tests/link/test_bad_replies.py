@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from gymnasium import spaces
+from helpers.portable import forced  # noqa: F401
 from helpers.raw_simulator import RawSim
 from helpers.sims import free_url, wait_for
 
@@ -63,6 +64,14 @@ def play(change, steps=3, **raw):
 @pytest.mark.parametrize("what", BAD)
 def test_invalid_reply_ends_the_session(what, caplog):
     change, words = BAD[what]
+    with pytest.raises(EnvFailed, match="no simulator"):
+        play(change)
+    assert words in caplog.text
+
+
+@pytest.mark.usefixtures("forced")
+def test_invalid_reply_ends_the_session_without_epoll(caplog):
+    change, words = BAD["a reward that is no number"]
     with pytest.raises(EnvFailed, match="no simulator"):
         play(change)
     assert words in caplog.text

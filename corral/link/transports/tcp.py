@@ -140,6 +140,9 @@ class TcpWire(Wire):
 
     def close(self) -> None:
         self.broken = self.broken or "closed here"
+        if self._writable is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._writable.unregister(self.socket)  # epoll forgets closed sockets, `select` does not
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
         self.socket.close()

@@ -1,8 +1,8 @@
 """Hides from Corral's modules what Windows lacks; everything else, such as pytest and psutil, keeps it.
 
 Python imports this file at its start if its folder is in PYTHONPATH, so that child processes are limited, too. Modules
-are refused, functions and constants are missing, /proc and /dev/shm do not exist, descriptors cannot be inherited,
-symbolic links need a privilege, and a file lock is one of Windows.
+are refused, functions and constants are missing, /proc and /dev/shm do not exist, sockets cannot gather, and a file lock is
+one of Windows. With CORRAL_NO_LINKS symbolic links need a privilege.
 """
 
 import builtins
@@ -126,10 +126,14 @@ def _audit(event, args):
             raise FileNotFoundError(2, "No such file or directory, as on Windows", args[0])
 
 
-def _no_sendmsg(self):
-    raise AttributeError("no sendmsg, as on Windows")
+def _sendmsg_of(self):
+    if _is_corral(sys._getframe(1).f_globals.get("__name__", "")):
+        raise AttributeError("no sendmsg, as on Windows")
+    return super(socket.socket, self).sendmsg
 
 
-builtins.__import__, importlib.import_module, pathlib.Path.symlink_to = _limit, _limit_module, _refuse_link
-socket.socket.sendmsg = property(_no_sendmsg)
+builtins.__import__, importlib.import_module = _limit, _limit_module
+if "CORRAL_NO_LINKS" in os.environ:
+    pathlib.Path.symlink_to = _refuse_link
+socket.socket.sendmsg = property(_sendmsg_of)
 sys.addaudithook(_audit)

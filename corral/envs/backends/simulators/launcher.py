@@ -8,6 +8,7 @@ then the old one is closed.
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import shlex
@@ -198,8 +199,9 @@ class Launcher:
 def _split(command: str, url: str) -> list[str]:
     try:
         # On Windows a backslash is a part of a path, and shlex then keeps quotation marks.
-        words = shlex.split(command) if os.name != "nt" else [w.strip('"') for w in shlex.split(command, posix=False)]
-        argv = [word.replace("{url}", url) for word in words]
+        windows = os.name == "nt"
+        parts = [part.strip('"') if windows else part for part in shlex.split(command, posix=not windows)]
+        argv = [part.replace("{url}", url) for part in parts]
     except ValueError as error:
         raise UserError(f"--sim {command!r} cannot be read as a command: {error}.") from error
     if not argv:
@@ -230,7 +232,7 @@ def _kill_marked(mark: bytes) -> None:
     """
     for _ in range(_MAX_SWEEPS):  # they may be starting others
         found = False
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        for path in map(Path, glob.iglob("/proc/[0-9]*/environ")):  # none without /proc
             with contextlib.suppress(OSError):
                 if mark in path.read_bytes().split(b"\0"):
                     os.kill(int(path.parent.name), signal.SIGKILL)
