@@ -105,7 +105,7 @@ def test_a_signal_ends_the_wait_for_a_first_reset(number, backend, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["local", "process"])
 def test_a_signal_ends_the_wait_for_a_later_reset(backend, tmp_path):
-    kwargs = ["backend=" + backend, 'env_kwargs={"good": 4}']
+    kwargs = ["backend=" + backend, 'env_kwargs={"good": 2}']
 
     def trained(folder):
         rows = folder / "metrics.csv"
