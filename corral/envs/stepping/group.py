@@ -183,7 +183,7 @@ class EnvGroup:
                 if type(reward) is np.ndarray:  # read now: the environment may reuse it
                     reward = self._checks.scalar(reward, env_id)
                 rewards.append(reward)
-                life_lost = bool(info or keeps_infos) and self._read_info(env_id, info or {}, batch)
+                life_lost = self._read_info(env_id, info or {}, batch) if info or keeps_infos else False
                 if terminated or truncated:
                     batch.ends.append((env_id, bool(terminated), bool(truncated), not life_lost))
                     self._put(self._final_views[env_id], obs, env_id)
