@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks.common.command import Say, require_interleaved, run_cases
 from benchmarks.common.report import Report
-from benchmarks.training import cases, scaling
+from benchmarks.training import cases, scaling, side_by_side
 from benchmarks.training.time_to_score import print_race, race
 
 
@@ -23,11 +23,11 @@ class BenchTraining:
     Prints tables, and writes training.png and training.json. A library that is not installed is skipped.
     """
 
-    case: Literal["all", "ppo", "a2c", "dqn", "appo", "impala", "sleep", "central", "central-pong", "time-to-475"] = (
-        "all"
-    )
+    case: Literal[
+        "all", "ppo", "a2c", "dqn", "appo", "impala", "sleep", "central", "central-pong", "time-to-475", "side-by-side"
+    ] = "all"
     """An algorithm: its speed; sleep: environments that sleep; central: central inference compared with local policies;
-    time-to-475: time that PPO needs to learn CartPole."""
+    time-to-475: time that PPO needs to learn CartPole; side-by-side: two runs on images and two on CartPole at once."""
     rounds: int = 5
     """Number of rounds; every contestant runs in each. For time-to-475: number of seeds."""
     seconds: float = 5.0
@@ -40,7 +40,7 @@ class BenchTraining:
     def run(self) -> int:
         require_interleaved(self)
         settings = asdict(self) | {"out": str(self.out), "sample_factory": str(self.sample_factory)}
-        return run_cases("training", settings, self, self._cases(), self._race)
+        return run_cases("training", settings, self, self._cases(), self._more)
 
     def _cases(self) -> Iterator[cases.TrainingCase | scaling.ScalingCase]:
         for name in cases.CASES:
@@ -50,9 +50,16 @@ class BenchTraining:
             if self.case in ("all", scaled):
                 yield scaling.make_case(scaled, str(self.sample_factory))
 
+    def _more(self, report: Report, console: Console, say: Say) -> None:
+        if self.case in ("all", "time-to-475"):
+            self._race(report, console, say)
+        if self.case in ("all", "side-by-side"):
+            together = side_by_side.measure(self.rounds, self.seconds, say)
+            say("")
+            side_by_side.print_shares(console, together)
+            report.more["side_by_side"] = together.to_json()
+
     def _race(self, report: Report, console: Console, say: Say) -> None:
-        if self.case not in ("all", "time-to-475"):
-            return
         result = race(range(1, self.rounds + 1), say)
         say("")
         print_race(console, result)
