@@ -149,11 +149,14 @@ def test_an_env_of_this_script_warns_and_resumes(tmp_path, caplog):
     assert len(events(tmp_path, "not_importable")) == 1
     with pytest.raises(UserError, match=r"cannot be rebuilt: give it as env to corral\.resume"):
         resume(tmp_path, steps=128, quiet=True)
-    assert resume(tmp_path, steps=128, env=make, quiet=True).steps == 128
+    assert RunFolder.open(tmp_path).config["steps"] == 64, "nothing is written by a resume that is refused"
+    assert resume(tmp_path, steps=128, env=make, quiet=True).steps >= 128
     assert evaluate(tmp_path, episodes=1, env=make).returns
     assert len(events(tmp_path, "not_importable")) == 1
-    resume(tmp_path, steps=192, env="CartPole-v1", quiet=True)
-    assert RunFolder.open(tmp_path).config["env"] == "CartPole-v1"
+    resume(tmp_path, steps=192, env=lambda: make(), quiet=True)
+    assert "every environment continues its episode" in events(tmp_path, "resumed")[-1]["text"]
+    with pytest.raises(UserError, match="env must be a factory"):
+        resume(tmp_path, env="CartPole-v1", quiet=True)
 
 
 def test_another_env_for_a_run_that_has_one_is_refused(runs):
