@@ -12,6 +12,8 @@ from typing import Any
 
 from corral.core.errors import UserError
 
+_MUST_DEFINE = "its module must define the class and a Config."
+
 
 @dataclass(frozen=True)
 class AlgorithmEntry:
@@ -33,7 +35,7 @@ class AlgorithmEntry:
         try:
             return importlib.import_module(self.module).Config
         except AttributeError as error:
-            raise UserError(f"No settings of {self.class_name}: {error}; define them beside it, as Config.") from None
+            raise UserError(f"No algorithm {self.class_name!r}: {error}; {_MUST_DEFINE}") from None
 
 
 _ALL = "discrete, multi-discrete, continuous, hybrid"
@@ -153,12 +155,12 @@ def _own(name: str, entry: AlgorithmEntry) -> AlgorithmEntry:
     """A user's algorithm, if it is one."""
     try:
         found = entry.load()
-        if entry.given is None:  # a class of a script comes to other processes without the rest of its module
-            entry.config()
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"No algorithm {name!r}: {error}; its module must define the class and a Config.") from None
+        raise UserError(f"No algorithm {name!r}: {error}; {_MUST_DEFINE}") from None
     from corral.algos.base import Algorithm
 
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise UserError(f"{name} is not an algorithm: name a subclass of corral.algos.base.Algorithm.")
+    if entry.given is None:  # a class of a script comes to other processes without the rest of its module
+        entry.config()
     return entry

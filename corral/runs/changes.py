@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corral.config import overrides as settings
-from corral.config.environment import describe_env
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
 from corral.core.types import EnvSpec
@@ -19,7 +18,6 @@ from corral.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from corral.algos.base import Algorithm
-    from corral.envs.resolve import EnvLike
 
 _NET = ".net."
 _FIXED = {
@@ -34,15 +32,16 @@ _STORED = ("unit", "length", "reuse", "extras", "prioritised", "capacity", "repl
 """Fields of a `DataSpec` that the data of a checkpoint has been laid out by."""
 
 
-def change_env(experiment: Experiment, env: EnvLike) -> Experiment:
-    """The experiment of a run whose environment only the script that trained it could build."""
+def give_env(experiment: Experiment, env: Callable[..., Any]) -> Experiment:
+    """The experiment of a run whose environment only the script that trained it could build, with its factory."""
     if not experiment.env.startswith("<"):
         raise UserError(
             f"This run's environment is {experiment.env}, which it builds itself: leave env out, or start a new run "
             "from its weights with init."
         )
-    text, kwargs, factory = describe_env(env)
-    return replace(experiment, env=text, env_kwargs=experiment.env_kwargs | kwargs, factory=factory)
+    if not callable(env):
+        raise UserError(f"env must be a factory, as the run was trained with, got {env!r}.")
+    return replace(experiment, factory=env)
 
 
 def change_settings(experiment: Experiment, given: Mapping[str, Any], folder: RunFolder) -> Experiment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from corral.config.experiment import Experiment
 from corral.core.errors import RunFailed
 from corral.core.log import log_level
-from corral.runs.changes import change_env, change_settings, describe_changes
+from corral.runs.changes import change_settings, describe_changes, give_env
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
 from corral.runs.plugins import CallbackLike, Plugins, SinkLike
@@ -95,7 +95,7 @@ def resume(
     run_dir: str | Path,
     *,
     steps: int | None = None,
-    env: EnvLike | None = None,
+    env: Callable[..., Any] | None = None,
     callbacks: Sequence[CallbackLike] = (),
     sinks: Sequence[SinkLike] = (),
     quiet: bool = False,
@@ -106,7 +106,7 @@ def resume(
     Args:
         run_dir: the run's folder.
         steps: environment steps of the whole run, at least as many as it was started with.
-        env: the environment, if it cannot be imported: a factory, as in `train`.
+        env: the environment of a run that was trained with a factory of its script: this factory again.
         callbacks: hooks of the run, which are not saved with it.
         sinks: where metrics go, which is not saved with it.
         quiet: print nothing.
@@ -117,9 +117,10 @@ def resume(
         plugins = Plugins.find(callbacks, sinks)
         folder = RunFolder.open(run_dir)
         stored = Experiment.from_dict(folder.config, str(folder.path / "config.yaml"))
-        experiment = stored if env is None else change_env(stored, env)
+        experiment = stored if env is None else give_env(stored, env)
         given = overrides | ({} if steps is None else {"steps": steps})
         experiment = change_settings(experiment, given, folder) if given else experiment
+        experiment.environment()  # refused before anything is written
         changes = describe_changes(stored, experiment)
         notes = [("migrated", note) for note in folder.notes] + ([("changed", changes)] if changes else [])
         if notes:

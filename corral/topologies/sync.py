@@ -123,6 +123,9 @@ class Sync(Topology):
         self._rng.bit_generator.state = state["acting_rng"]
         if state["store"] is not None:
             self.store.load_state_dict(state["store"])
+        if self.experiment.factory is not None:  # given again, perhaps under another name; its spaces were compared
+            rows = state["sampler"]["vec"]
+            rows.get("vec", rows)["identity"]["env"] = self.vec.spec.name  # NormalizedVecEnv keeps its inner state so
         return self.sampler.load_state_dict(state["sampler"])
 
     def close(self) -> None:

@@ -98,6 +98,18 @@ def test_version():
         (["join", "grpc://h:1"], ["No command 'join'", "corral serve ENV --connect URL"]),
         (["train", "ppo", "--lr", "1e-3"], ["has no option --lr; write --set learning_rate=..."]),
         (["train", "ppo", "--learning-rate", "1"], ["has no option --learning-rate; write --set learning_rate=..."]),
+        (["train", "ppo", "--total-timesteps", "9"], ["has no option --total-timesteps; did you mean --steps?"]),
+        (["train", "ppo", "--device", "cpu"], ["has no option --device; write --set device=..."]),
+        (["train", "ppo", "--batch-size", "9"], ["has no option --batch-size; a minibatch has", "set num_minibatches"]),
+        (["train", "dqn", "--batch-size", "9"], ["has no option --batch-size; write --set batch_size=..."]),
+        (["train", "ppo", "--num-workers", "2"], ["has no option --num-workers; set workers,", "actors"]),
+        (["train", "ppo", "--log-dir", "x"], ["has no option --log-dir; did you mean --run-dir?"]),
+        (["train", "ppo", "--callbacks", "x"], ["has no option --callbacks; did you mean --callback?"]),
+        (["resume", "x", "--lr", "1"], ["`corral resume` has no option --lr; write --set learning_rate=..."]),
+        (["eval", "x", "--episodes", "1.5k3"], ["--episodes", "an integer is needed, got '1.5k3'"]),
+        (["eval", "x", "--seed", "1k"], ["There is no run at x"]),
+        (["train", "sac", "--env", "Pendulum-v1"], ["sac is not in this version; for continuous actions there is ppo"]),
+        (["train", "C51", "--env", "CartPole-v1"], ["C51 is not in this version; for discrete actions there is dqn"]),
         (["train", "ppo", "--n-envs", "8"], ["has no option --n-envs; did you mean --num-envs?"]),
     ],
 )
@@ -275,9 +287,18 @@ def test_env_kwargs_are_python_literals_or_text():
     assert parse_env_kwargs(given) == {
         "a": 1, "b": 0.5, "c": True, "d": None, "e": "rgb_array", "f": [1, 2], "g": "1", "h": "a=b", "i": "",
     }  # fmt: skip
-    for bad in (["a"], ["=1"], ["a b=1"], ["a=1", "a=2"]):
+    for bad in (["a"], ["=1"], ["a b=1"], ["a=1", "a=2"], ["a.=1"], ["a=1", "a.b=2"], ["a.b=1", "a=2"], ["a={'x': ]"]):
         with pytest.raises(UserError):
             parse_env_kwargs([bad])
+
+
+def test_nested_env_kwargs_are_json_or_dotted():
+    given = [['a={"b": [1, 2], "c": true, "d": null}', "e.f=1", "e.g.h=x", "i=[1, 2]", "j='[not a list'"]]
+    assert parse_env_kwargs(given) == {
+        "a": {"b": [1, 2], "c": True, "d": None}, "e": {"f": 1, "g": {"h": "x"}}, "i": [1, 2], "j": "[not a list",
+    }  # fmt: skip
+    with pytest.raises(UserError, match="neither JSON nor a Python literal: write"):
+        parse_env_kwargs([['a={"b": tru}']])
 
 
 def in_a_terminal(*args):

@@ -218,3 +218,21 @@ def test_a_class_that_is_no_algorithm_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"helpers.two_groups:Config is not an algorithm: name a subclass of"):
         train("helpers.two_groups:Config", "--env", "CartPole-v1", "--run-dir", str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_resume_takes_changed_settings(tmp_path, capsys):
+    words = ["--env", "CartPole-v1", "--steps", "32", "--run-dir", str(tmp_path / "run"), "--quiet", *SMALL]
+    assert main(["train", "ppo", *words]) == 0
+    capsys.readouterr()
+    assert main(["resume", str(tmp_path / "run"), "--steps", "1k", "--set", "steps=2k"]) == 2
+    assert capsys.readouterr().err == "corral: steps is set twice, by --steps and by --set.\n"
+    assert main(["resume", str(tmp_path / "run"), "--actors", "2"]) == 2
+    assert "has no actors" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path / "run"), "--quiet", "--set", "learning_rate=1e-4", "steps=64"]) == 0
+    assert settings_of(tmp_path / "run")["algorithm"]["learning_rate"] == 1e-4
+
+
+@pytest.mark.parametrize("name", ["run_dir", "sim", "sims", "callback", "sink", "overwrite", "config", "set"])
+def test_set_of_an_option_that_is_no_setting_names_it(tmp_path, name):
+    with pytest.raises(UserError, match=f"{name} is not a setting: use the argument --{name.replace('_', '-')}"):
+        train("ppo", "--env", "CartPole-v1", "--set", f"{name}=x")

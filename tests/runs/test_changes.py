@@ -103,7 +103,7 @@ def test_unknown_setting_is_refused_on_resume(runs):
 def test_more_actors_keep_the_replay_buffer(tmp_path):
     train("apex", "CartPole-v1", run_dir=tmp_path, **SMALL | DQN | INLINE)
     before = checkpoint.load(RunFolder.open(tmp_path))[0]["trainer"]["store"]["rows"]["high"]
-    resume(tmp_path, steps=128, actors=4, quiet=True)
+    resume(tmp_path, steps=before + 200, actors=4, quiet=True)
     assert {name: RunFolder.open(tmp_path).config[name] for name in ("actors", "num_envs")} == {
         "actors": 4, "num_envs": 4,
     }  # fmt: skip
@@ -144,16 +144,19 @@ def test_an_env_of_this_script_warns_and_resumes(tmp_path, caplog):
     def make():
         return gymnasium.make("CartPole-v1")
 
-    train("a2c", make, run_dir=tmp_path, **SMALL | {"quiet": False})
+    train("a2c", make, run_dir=tmp_path, **SMALL | {"quiet": False}, normalize_reward=True)
     assert "only this script can build the environment" in caplog.text
     assert len(events(tmp_path, "not_importable")) == 1
     with pytest.raises(UserError, match=r"cannot be rebuilt: give it as env to corral\.resume"):
         resume(tmp_path, steps=128, quiet=True)
-    assert resume(tmp_path, steps=128, env=make, quiet=True).steps == 128
+    assert RunFolder.open(tmp_path).config["steps"] == 64, "nothing is written by a resume that is refused"
+    assert resume(tmp_path, steps=128, env=make, quiet=True).steps >= 128
     assert evaluate(tmp_path, episodes=1, env=make).returns
     assert len(events(tmp_path, "not_importable")) == 1
-    resume(tmp_path, steps=192, env="CartPole-v1", quiet=True)
-    assert RunFolder.open(tmp_path).config["env"] == "CartPole-v1"
+    resume(tmp_path, steps=192, env=lambda: make(), quiet=True)
+    assert "every environment continues its episode" in events(tmp_path, "resumed")[-1]["text"]
+    with pytest.raises(UserError, match="env must be a factory"):
+        resume(tmp_path, env="CartPole-v1", quiet=True)
 
 
 def test_another_env_for_a_run_that_has_one_is_refused(runs):
