@@ -100,7 +100,9 @@ def resume(
         if steps < experiment.steps:
             raise UserError(f"{run_dir} is set to {experiment.steps:,} steps: set at least as many, got {steps:,}.")
         # A tenth of the longer run would be another interval: keep the old one.
-        experiment = replace(experiment, steps=steps, eval_every=experiment.eval_interval)
+        experiment = replace(
+            experiment, steps=steps, eval_every=experiment.eval_interval, eval_max_fraction=experiment.eval_limit
+        )
     if steps is not None or folder.notes:
         with folder.lock():  # change nothing in a run that another process trains
             with contextlib.closing(EventLog(folder)) as log:

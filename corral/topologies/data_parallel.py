@@ -21,7 +21,15 @@ from corral.learn.exchange.peers import new_secret
 from corral.learn.weights import to_arrays
 from corral.runtimes.base import RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import SupervisedRole, collect
-from corral.topologies.base import Note, Topology, choose_runtime, load_learner, planning_metrics, role_factory
+from corral.topologies.base import (
+    Note,
+    PolicySnapshot,
+    Topology,
+    choose_runtime,
+    load_learner,
+    planning_metrics,
+    role_factory,
+)
 from corral.topologies.rendezvous import ANSWER_S, RendezvousSetup, make_rendezvous
 from corral.topologies.worker import Worker
 
@@ -237,6 +245,10 @@ class DataParallel(Topology):
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         self._pull()
         return super().eval_policy(deterministic=deterministic, seed=seed)
+
+    def snapshot(self) -> PolicySnapshot:
+        self._pull()
+        return super().snapshot()
 
     def _pull(self) -> None:
         if self._pulled != self.env_steps:
