@@ -107,17 +107,19 @@ class TrainingLoop:
             self._experiment, self._note, lambda trajectory: self._callbacks.on_rollout(self._run, trajectory)
         )
         stack.callback(topology.close)
-        evaluator = self._evaluator = Evaluator(
-            topology, self._note, lambda text: self._progress.busy(topology.env_steps, text)
-        )
-        stack.callback(evaluator.close)
         if topology.experiment != self._experiment:  # record the choices of `auto`, so that a resumed run keeps them
             self._experiment = topology.experiment
             self._folder = self._folder.write_config(self._experiment.to_dict())
         if saved is not None:
             self._restore(topology, *saved)
-        evaluator.open_early()
         start, config = topology.env_steps, self._experiment
+        self._progress = Progress(config.steps, start=start, quiet=self._quiet)
+        stack.callback(self._progress.close)
+        evaluator = self._evaluator = Evaluator(
+            topology, self._note, lambda text: self._progress.busy(topology.env_steps, text)
+        )
+        stack.callback(evaluator.close)
+        evaluator.open_early()
         # Without plugins nothing needs a thread, which would make forking unsafe.
         self._slow_calls = SlowCalls(self._note, enabled=bool(self._plugins.callbacks or self._plugins.sinks))
         stack.callback(self._slow_calls.close)
@@ -127,8 +129,6 @@ class TrainingLoop:
             self._slow_calls,
         )
         stack.callback(sinks.close)
-        self._progress = Progress(config.steps, start=start, quiet=self._quiet)
-        stack.callback(self._progress.close)
         # A learner that restarts after a crash needs a checkpoint from the start.
         save_first = config.learner_in_own_process and not self._resume
         evaluate = EvaluationClock(config, lambda last: self._run.evaluate_on_schedule(last))
