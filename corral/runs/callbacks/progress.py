@@ -16,11 +16,15 @@ _REWRITE_S = 0.1
 _FIRST_LINE_S, _LINE_S = 2.0, 10.0
 _RATE_WINDOW_S = 10.0
 _SHOWN = {"train/return": "return", "eval/return": "eval"}
+_LOSSES = ("policy", "value", "entropy", "td", "q")
 _CLEAR = "\r\x1b[K"
 
 
 class Progress(Callback):
-    """Shows steps, steps/s, return, evaluation, loss and time left; `start` is the step of a resume. Never blocks."""
+    """Shows steps, steps/s, return, evaluation, terms of the loss and time left; never blocks.
+
+    `start` is the step of a resume.
+    """
 
     def __init__(self, total: int, *, start: int = 0, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._total = total
@@ -113,9 +117,8 @@ def progress_line(steps: int, total: int, rate: float, metrics: Mapping[str, flo
     fields = [_steps_of(steps, total), f"{brief(rate)} steps/s"]
     known = {label: metrics[name] for name, label in _SHOWN.items() if not math.isnan(metrics.get(name, math.nan))}
     fields += [f"{label} {brief(value)}" for label, value in known.items()]
-    losses = {name: value for name, value in metrics.items() if name.startswith("loss/")}
-    if losses:
-        fields.append(f"loss {brief(losses.get('loss/total', next(iter(losses.values()))))}")
+    losses = {name: metrics[f"loss/{name}"] for name in _LOSSES if f"loss/{name}" in metrics}
+    fields += [f"{name} {brief(value)}" for name, value in losses.items()]
     left = [f"ETA {duration((total - steps) / rate)}"] if rate > 0 and steps < total else []
     while width is not None and len(fields) > 1 and len("  ".join(fields + left)) >= width:
         fields.pop()
