@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 Note = Callable[[str, str], None]
 Show = Callable[[str], None]
 """Called with what an evaluation is doing, before it and after every step of it."""
-_FREE_S = 2.0
-"""Seconds of evaluations that every run may have, so that short ones have a learning curve."""
+_CHEAP_S = 0.5
+"""An evaluation that takes less is never left out, so that short runs have a learning curve too."""
 _NICE = 10
 """Of the process of background evaluations: where cores are short, the learner comes first."""
 _POLL_S = 0.2
@@ -87,7 +87,7 @@ class Evaluator:
         """Whether another evaluation keeps to `eval_max_fraction`, of a run that has taken `wall_s` so far."""
         limit = self._topology.experiment.eval_limit
         cost = self._expected_s(wall_s) if self._last_s is None else self._last_s
-        return limit >= 1 or self.spent_s + cost <= max(_FREE_S * (limit > 0), limit * (wall_s + cost))
+        return limit >= 1 or cost <= _CHEAP_S or self.spent_s + cost <= limit * (wall_s + cost)
 
     def _expected_s(self, wall_s: float) -> float:
         """Duration of the first evaluation, at the speed of training and with episodes as long as there."""

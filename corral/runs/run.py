@@ -223,8 +223,7 @@ class ActiveRun:
             "best": self.best_return,
             "best_step": self.best_step,
             "since_best": self.evaluations_since_best,
-            "evaluation_s": self._evaluator.spent_s,
-            "left_out": self.evaluations_left_out,
+            "evaluations": {"wall_s": self._evaluator.spent_s, "left_out": self.evaluations_left_out},
             "row_step": self._row_step,
             "said": {name: [float(value) for value in values] for name, values in self._pending.items()},
             "said_once": {},  # an evaluation without a row, in checkpoints of earlier versions
@@ -235,8 +234,8 @@ class ActiveRun:
         self.best_return, self._wall_before = session["best"], session["wall_s"]
         self.best_step = session.get("best_step", 0)
         self.evaluations_since_best = session.get("since_best", 0)
-        self._evaluator.spent_s = session.get("evaluation_s", 0.0)
-        self.evaluations_left_out = session.get("left_out", 0)
+        evaluations = session.get("evaluations", {"wall_s": 0.0, "left_out": 0})
+        self._evaluator.spent_s, self.evaluations_left_out = evaluations["wall_s"], evaluations["left_out"]
         self._row_step = session["row_step"]
         self._pending = {metric_name(name): values for name, values in session["said"].items()}
         if record := meta.get("evaluation"):
