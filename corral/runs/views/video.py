@@ -286,7 +286,7 @@ _MAX_GIF_FPS = 50  # viewers show faster ones at 10 frames per second
 def _as_gif(fps: float) -> dict[str, Any]:
     """Options of an animation that repeats, with a palette made for its frames."""
     rate = fps / math.ceil(fps / _MAX_GIF_FPS)
-    palette = f"fps={rate:g},split[a][b];[a]palettegen=stats_mode=diff[p];[b][p]paletteuse=dither=none"
+    palette = f"fps={rate:g},split[a][b];[a]palettegen[p];[b][p]paletteuse=dither=none"
     output = ["-filter_complex", palette, "-loop", "0", "-f", "gif"]
     return {"codec": "gif", "quality": None, "pix_fmt_out": "pal8", "output_params": output}
 
