@@ -70,9 +70,12 @@ class Eval:
         results = self._play(loaded)
         if self.json:
             found = {name: result.to_json() for name, result in results.items()}
-            print(json.dumps({"run": str(self.run_dir), "step": loaded.step, **found}))
+            sims = planned_sims(loaded, self.search_sims)
+            searched = {} if sims is None else {"search_sims": sims}
+            print(json.dumps({"run": str(self.run_dir), "step": loaded.step, **searched, **found}))
         else:
-            _print(loaded, results, self.opponent, recorded=self.env is None and not env_kwargs)
+            recorded = self.env is None and not env_kwargs
+            _print(loaded, results, self.opponent, self.search_sims, recorded=recorded)
         return 0
 
     def _solve(self, loaded: LoadedPolicy) -> None:
@@ -100,7 +103,18 @@ class Eval:
         return {"deterministic" if kind else "sampled": result for kind, result in zip(kinds, results, strict=True)}
 
 
-def _print(loaded: LoadedPolicy, results: dict[str, Evaluation], opponent: str | None, *, recorded: bool) -> None:
+def planned_sims(loaded: LoadedPolicy, asked: int | None) -> int | None:
+    """Simulations of a search before every action; None if the network alone selects actions."""
+    if asked is not None:
+        return asked
+    sims = getattr(loaded.as_policy(), "sims", None)
+    return None if sims is None else int(sims)
+
+
+def _print(
+    loaded: LoadedPolicy, results: dict[str, Evaluation], opponent: str | None, search_sims: int | None, *,
+    recorded: bool,
+) -> None:  # fmt: skip
     from rich.table import Table
 
     from corral.cli.console import make_console
@@ -111,6 +125,9 @@ def _print(loaded: LoadedPolicy, results: dict[str, Evaluation], opponent: str |
         f"{experiment.algo} on {experiment.env}, checkpoint of step {loaded.step:,}, "
         f"{count} episode{'s' * (count != 1)} of each kind"
     )
+    sims = planned_sims(loaded, search_sims)
+    if sims is not None:
+        console.print(f"Searched with {sims} simulations before every action")
     table = Table(
         "actions", "mean return", "std", "95 % interval", "min", "max", "length", box=None, padding=(0, 2, 0, 0)
     )

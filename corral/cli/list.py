@@ -167,15 +167,23 @@ def _envpool_ids() -> Iterable[str]:
 class ListPresets:
     """List the presets: the settings that `corral train` uses by default for an algorithm on an environment.
 
+    On a terminal each has a line with algorithm, environment and status, and its note below; elsewhere one line.
+
     A verified preset was trained with several seeds; its note has the score, the steps and the time.
     """
 
     def run(self) -> int:
-        from corral.cli.console import print_table
+        from corral.cli.console import make_console
         from corral.config.presets import all_presets
 
-        print_table(
-            ("algorithm", "environment", "status", "note"),
-            ((algo, env, preset.status, preset.note) for (algo, env), preset in all_presets().items()),
-        )
+        if not sys.stdout.isatty():
+            for (algo, env), preset in all_presets().items():
+                print(algo, env, preset.status, preset.note, sep="\t")
+            return 0
+        from rich.padding import Padding
+
+        console = make_console()
+        for (algo, env), preset in all_presets().items():
+            console.print(f"{algo}  {env}  {preset.status}", style="bold" if preset.status == "verified" else "")
+            console.print(Padding(preset.note, (0, 0, 0, 4)))
         return 0

@@ -24,19 +24,21 @@ class Plot:
     """Run directories."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("curve.png")
     """PNG to write."""
-    metric: Annotated[str, tyro.conf.arg(metavar="NAME")] = "train/return"
-    """Column of metrics.csv to draw."""
+    metric: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """Column of metrics.csv to draw. Default: eval/return, or train/return if a run has fewer than two evaluations."""
     x: Literal["env_steps", "wall_s", "episodes"] = "env_steps"
     """Horizontal axis."""
     smooth: Count = 1
     """Window of the moving average, in rows."""
+    threshold: Annotated[float | None, tyro.conf.arg(metavar="VALUE", help_behavior_hint="")] = None
+    """Value to mark by a line, such as the return at which a task counts as solved."""
 
     def run(self) -> int:
         from corral.config.migrate import metric_name
-        from corral.runs.views.plot import draw
+        from corral.runs.views.plot import default_metric, draw
 
-        metric = metric_name(self.metric)
-        for curve in draw(self.runs, self.out, metric=metric, x=self.x, smooth=self.smooth):
+        metric = default_metric(self.runs) if self.metric is None else metric_name(self.metric)
+        for curve in draw(self.runs, self.out, metric=metric, x=self.x, smooth=self.smooth, threshold=self.threshold):
             runs = f"{curve.runs} runs" if curve.runs > 1 else "1 run"
             print(f"{curve.label}: {runs}, {metric} {curve.mean[-1]:.4g} at {self.x} {curve.x[-1]:,.0f}")
         print(f"Wrote {self.out} and {self.out.with_suffix('.csv')}.")

@@ -13,11 +13,11 @@ from corral.cli.options import Checkpoint, Count, Flag, OptionalCount, RunDir, S
 
 @dataclass(frozen=True)
 class Record:
-    """Record a video of the policy of a run; no display is needed."""
+    """Record a video of the policy of a run as MP4 or GIF; no display is needed."""
 
     run_dir: RunDir
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("video.mp4")
-    """MP4 to write."""
+    """File to write, .mp4 or .gif."""
     episodes: Count = 1
     """Episodes to record."""
     seconds: Seconds = 120.0

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 _WEIGHT_SYNC = re.compile(r"auto|sync|async|lag:\d+")
 _EVALUATIONS = 10
+_EVAL_FRACTION = 0.2
 _MAX_PER_CORE = 4  # learner processes per core of one machine: more only wait for each other
 
 
@@ -106,7 +107,12 @@ class Experiment:
     algorithm: Any = None
     """Settings of the algorithm."""
     eval_every: int = 0
-    """Environment steps between evaluations; 0: a tenth of the run."""
+    """Environment steps between evaluations; 0: a tenth of the run, and fewer where they are slow."""
+    eval_max_fraction: float | None = None
+    """Fraction of the wall time that evaluations may take, others are left out; none: 0.2 if eval_every is 0, else 1.
+    There is always one at the end."""
+    eval_background: bool = False
+    """Evaluate in another process, while training continues; the evaluation at the end is waited for."""
     eval_episodes: int = 10
     """Episodes of each evaluation, once deterministic and once sampled; 0: no evaluation."""
     eval_env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -134,6 +140,13 @@ class Experiment:
             _at_least("", self, torch_threads=1)
         _at_least("", self, eval_every=0, eval_episodes=0, checkpoint_every_s=0, checkpoint_every=0)
         _at_least("", self, keep_checkpoints=1, log_every_s=0, log_every=0)
+        if self.eval_max_fraction is not None and not 0 <= self.eval_max_fraction <= 1:
+            raise UserError(f"eval_max_fraction must be between 0 and 1, got {self.eval_max_fraction}.")
+        if self.eval_background and "://" in self.env:
+            raise UserError(
+                f"eval_background builds environments in another process, and the simulators at {self.env} belong to "
+                "this one: omit it."
+            )
         if not _DEVICE.fullmatch(self.device):
             raise UserError(f"device must be auto, cpu, cuda, cuda:N or mps, got {self.device!r}.")
         if self.topology != "data_parallel" and self.data_parallel != DataParallelConfig():
@@ -266,6 +279,13 @@ class Experiment:
     @property
     def eval_interval(self) -> int:
         return self.eval_every or max(1, self.steps // _EVALUATIONS)
+
+    @property
+    def eval_limit(self) -> float:
+        """Fraction of the wall time that evaluations may take."""
+        if self.eval_max_fraction is not None:
+            return self.eval_max_fraction
+        return 1.0 if self.eval_every else _EVAL_FRACTION
 
     def environment(self) -> tuple[EnvLike, dict[str, Any]]:
         return find_env(self.env, self.env_kwargs, self.factory)

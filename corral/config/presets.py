@@ -62,12 +62,20 @@ def settings(algo: str, name: str) -> Mapping[str, Any]:
     return {} if name == "none" else presets_of(algo)[name].settings
 
 
-def describe(algo: str, name: str) -> str:
-    """A preset and its status in one line; a preset of another version's run may no longer exist."""
+def describe(algo: str, name: str, steps: int) -> str:
+    """A preset and its status; it is verified only for at least the steps that it was verified with.
+
+    A preset of another version's run may no longer exist.
+    """
     if name == "none":
         return "no preset"
     preset = presets_of(algo).get(name)
-    return f"preset {name}, {preset.status if preset else 'unknown'}"
+    if preset is None:
+        return f"preset {name}, unknown"
+    needed = preset.settings.get("steps", 0)
+    if preset.status == "verified" and steps < needed:
+        return f"preset {name}, untested with less than {needed:,} steps"
+    return f"preset {name}, {preset.status}"
 
 
 def verified(algo: str) -> list[str]:

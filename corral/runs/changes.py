@@ -61,6 +61,7 @@ def change_settings(experiment: Experiment, given: Mapping[str, Any], folder: Ru
         )
     if "steps" in changed:  # a tenth of the longer run would be another interval: keep the old one
         changed.setdefault("eval_every", experiment.eval_interval)
+        changed.setdefault("eval_max_fraction", experiment.eval_limit)
     made = settings.apply(experiment, changed)
     _require_same_layout(experiment, changed, made, folder)
     return made

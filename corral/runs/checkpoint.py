@@ -41,6 +41,7 @@ _SEPARATE_FILES = {POLICY: ("trainer", "learner", "model"), _REPLAY: ("trainer",
 """Branches of the state in their own files: the policy, and what may be much larger than the rest."""
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step_(\d+)(?:_(\d+))?")
+_POLICY_ONLY = "policy_"  # name of a checkpoint with nothing but a policy that was evaluated later
 _TEMPORARY = ".tmp-"
 _LARGE = 1 << 20  # bytes of a replay buffer that is kept once
 _ATTEMPTS = 5
@@ -66,7 +67,28 @@ def save(
     _sweep(folder.checkpoints)
     same = [_order(name)[1] for name in _listed(folder.checkpoints) if _order(name)[0] == step]
     target = folder.checkpoints / (f"step_{step:09d}" + (f"_{max(same) + 1}" if same else ""))
-    temporary = folder.checkpoints / f"{_TEMPORARY}{target.name}"
+    _write(target, state, step, meta)
+    for name in ("latest", "best") if best else ("latest",):
+        point(folder.checkpoints / name, target.name)
+    sync_folder(folder.checkpoints)
+    _prune(folder.checkpoints, target, keep)
+    return target
+
+
+def save_policy(folder: RunFolder, weights: dict[str, Any], step: int, meta: dict[str, Any]) -> None:
+    """Write the policy of an earlier step and point `best` to it; a run cannot be resumed from it."""
+    _sweep(folder.checkpoints)
+    target = folder.checkpoints / f"{_POLICY_ONLY}{step:09d}"
+    if not target.exists():
+        _write(target, {"trainer": {"learner": {"model": weights}}}, step, meta)
+    point(folder.checkpoints / "best", target.name)
+    sync_folder(folder.checkpoints)
+    _remove_policies(folder.checkpoints, target.name)
+
+
+def _write(target: Path, state: dict[str, Any], step: int, meta: dict[str, Any]) -> None:
+    """Write a checkpoint under another name and rename it; RunFailed if the disk is full."""
+    temporary = target.with_name(f"{_TEMPORARY}{target.name}")
     try:
         temporary.mkdir()
         manifest = {
@@ -79,16 +101,11 @@ def save(
         _write_manifest(temporary, manifest)
         replace_file(temporary, target)
     except OSError as error:
-        _sweep(folder.checkpoints)
+        _sweep(target.parent)
         raise RunFailed(
             f"Checkpoint {target} cannot be written ({error.strerror}); earlier ones are intact: free some disk space, "
             "then `corral resume` the run."
         ) from error
-    for name in ("latest", "best") if best else ("latest",):
-        point(folder.checkpoints / name, target.name)
-    sync_folder(folder.checkpoints)
-    _prune(folder.checkpoints, target, keep)
-    return target
 
 
 def load(
@@ -201,6 +218,8 @@ def _candidates(checkpoints: Path, which: str) -> list[str]:
     """The requested checkpoint and those before it, newest first."""
     names = sorted(_listed(checkpoints), key=_order, reverse=True)
     wanted = pointed_to(checkpoints / which) or which
+    if wanted.startswith(_POLICY_ONLY):
+        return [wanted, *names] if (checkpoints / wanted).exists() else names
     if _NAME.fullmatch(wanted) is None:
         return names if which == "latest" else []
     if wanted not in names and which not in ("latest", "best"):
@@ -233,7 +252,14 @@ def _prune(checkpoints: Path, newest: Path, keep: int) -> None:
             # Renamed first, so that a removal that is killed leaves no broken checkpoint.
             with contextlib.suppress(OSError):
                 (checkpoints / name).rename(checkpoints / f"{_TEMPORARY}{name}")
+    _remove_policies(checkpoints, best_name)
     _sweep(checkpoints)
+
+
+def _remove_policies(checkpoints: Path, best_name: str) -> None:
+    for path in checkpoints.glob(f"{_POLICY_ONLY}*"):
+        if path.name != best_name:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _drop_replay(path: Path) -> None:

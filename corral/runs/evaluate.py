@@ -21,17 +21,15 @@ from corral.core.errors import UserError
 from corral.core.log import log_level
 from corral.core.types import tree_map
 from corral.envs.backends.simulators.options import external_vec_env, is_url
-from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike
-from corral.envs.suites.games.board_env import game_of, is_self_play
+from corral.envs.suites.games.board_env import game_of
 from corral.envs.vec_env import VecEnv
 from corral.runs.folder import require_same_env
 from corral.runs.load import LoadedPolicy, load_policy
 
 if TYPE_CHECKING:
     from corral.config.experiment import Experiment
-    from corral.topologies.base import Topology
 
 _MAX_ENVS = 16
 _MAX_STEPS = 100_000
@@ -40,6 +38,8 @@ _MAX_STEPS = 100_000
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
       2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
 
+OnStep = Callable[[int, int], None]
+"""Called after every step of an evaluation with the number of finished episodes and of steps of all environments."""
 _log = logging.getLogger("corral.runs")
 
 
@@ -123,91 +123,21 @@ def evaluate_loaded(
     opened = contextlib.nullcontext(vec) if vec else make_eval_vec(experiment, episodes, seed, env=env, here=plans)
     with opened as envs:
         require_same_env(envs.spec, loaded.spec)
-        return [_play(envs, make, kind, experiment, episodes, seed, env) for kind in kinds]
+        return [play(envs, make, kind, experiment, episodes, seed, env) for kind in kinds]
 
 
-def _play(
+def play(
     vec: VecEnv, make_policy: Callable[..., Policy], deterministic: bool, experiment: Experiment, episodes: int,
-    seed: int, env: EnvLike | None = None,
+    seed: int, env: EnvLike | None = None, on_step: OnStep | None = None,
 ) -> Evaluation:  # fmt: skip
     """Evaluate a policy; in games of simulators with an opponent, which Corral's own games move themselves."""
     policy = make_policy(deterministic=deterministic, seed=acting_seed(seed, deterministic=deterministic))
-    opponent = _link_opponent(experiment, env)
+    opponent = link_opponent(experiment, env)
     if opponent is not None:
         from corral.planning.versus import Versus  # compiles code, so imported only when needed
 
         policy = Versus(policy, opponent, seed)
-    return evaluate_policy(vec, policy, episodes, seed)
-
-
-class Evaluator:
-    """Evaluates a topology's policy during training; the environments are built once, at the first evaluation."""
-
-    def __init__(self, topology: Topology, note: Callable[[str, str], None]) -> None:
-        self._topology, self._note = topology, note
-        self._vec: VecEnv | None = None
-        self.self_play = False
-        """Whether the policy plays both sides, so that returns are not comparable over time."""
-
-    def open_early(self) -> None:
-        """Build environments now if they can fail where those of training did not, so that errors show at once."""
-        experiment = self._topology.experiment
-        elsewhere = experiment.eval_env_kwargs or is_url(experiment.env) or self._plans()
-        lone = experiment.factory is not None and experiment.num_envs == 1  # may return training's environment again
-        if experiment.eval_episodes and (elsewhere or lone):
-            self._open()
-            self._give_back()
-
-    def evaluate(self) -> tuple[Evaluation, dict[str, float]]:
-        """The deterministic evaluation, and the metrics of it and of a sampled one."""
-        experiment, vec, make = self._topology.experiment, self._open(), self._topology.eval_policy
-        result, sampled = (
-            _play(vec, make, kind, experiment, experiment.eval_episodes, experiment.seed) for kind in (True, False)
-        )
-        self._give_back()
-        return result, {
-            "eval/return": result.mean,
-            "eval/return_sampled": sampled.mean,
-            "eval/return_std": result.std,
-            "eval/length": float(np.mean(result.lengths)),
-        }
-
-    def report(self, loaded: LoadedPolicy) -> Evaluation:
-        """A deterministic evaluation of a saved policy with seeds that did not select it."""
-        experiment = self._topology.experiment
-        seed = report_seed(experiment.seed)
-        result = _play(self._open(), loaded.as_policy, True, experiment, experiment.eval_episodes, seed)
-        self._give_back()
-        return result
-
-    def close(self) -> None:
-        if self._vec is not None:
-            self._vec.close()
-        self._vec = None
-
-    def _give_back(self) -> None:
-        """Leave the slots of simulators that training waits for."""
-        if isinstance(self._vec, LinkVecEnv) and self._vec.borrows:
-            self.close()
-
-    def _plans(self) -> bool:
-        """Whether evaluations search, which saves and restores environments."""
-        topology = self._topology
-        policy = topology.algo.eval_policy(topology.model, deterministic=True, rng=np.random.default_rng(0))
-        return isinstance(policy, PlanningPolicy)
-
-    def _open(self) -> VecEnv:
-        if self._vec is None:
-            experiment = self._topology.experiment
-            self._vec = make_eval_vec(experiment, experiment.eval_episodes, experiment.seed, here=self._plans())
-            self.self_play = _link_opponent(experiment, None) is None and is_self_play(self._vec)
-            if self.self_play:
-                self._note(
-                    "no_opponent",
-                    "evaluation is self-play, whose returns are not comparable over time: the best checkpoint is the "
-                    'latest; set eval_env_kwargs={"opponent": "mcts:1000"} if the game supports it',
-                )
-        return self._vec
+    return evaluate_policy(vec, policy, episodes, seed, on_step)
 
 
 def num_eval_envs(episodes: int) -> int:
@@ -222,7 +152,7 @@ def make_eval_vec(
     what, kwargs = _environment(experiment, env)
     count, limits = num_eval_envs(episodes), experiment.supervision
     if is_url(what):
-        if (opponent := kwargs.pop("opponent", None)) is not None:  # see `_play`
+        if (opponent := kwargs.pop("opponent", None)) is not None:  # see `play`
             from corral.planning.versus import read_opponent
 
             read_opponent(opponent)  # refused before training, not after
@@ -255,7 +185,8 @@ def with_env(experiment: Experiment, env: EnvLike | None, env_kwargs: Mapping[st
     return replace(experiment, env=text, env_kwargs=token | kwargs | given, eval_env_kwargs={}, factory=factory)
 
 
-def _link_opponent(experiment: Experiment, env: EnvLike | None) -> str | None:
+def link_opponent(experiment: Experiment, env: EnvLike | None = None) -> str | None:
+    """The opponent that Corral moves in a game of external simulators."""
     return experiment.eval_env_kwargs.get("opponent") if env is None and is_url(experiment.env) else None
 
 
@@ -269,7 +200,7 @@ def acting_seed(seed: int, *, deterministic: bool) -> int:
     return seeding.component_seed(seed, "eval", "acting", int(deterministic))
 
 
-def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Evaluation:
+def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int, on_step: OnStep | None = None) -> Evaluation:
     """Play `episodes` whole episodes.
 
     Every environment plays a fixed share: counting the first to finish would favour short episodes. An episode cut by a
@@ -286,6 +217,7 @@ def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Ev
     running, steps, own = np.zeros(n), np.zeros(n, np.int64), np.ones(n, np.bool_)
     returns: list[list[float]] = [[] for _ in range(n)]
     lengths: list[list[int]] = [[] for _ in range(n)]
+    total = 0
     while quota.any():
         ids = batch.env_ids
         held = None if state is None else tree_map(itemgetter(ids), state)
@@ -305,6 +237,9 @@ def evaluate_policy(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Ev
                 returns[env_id].append(float(running[env_id]))
                 lengths[env_id].append(int(steps[env_id]))
             running[env_id] = steps[env_id] = begun[env_id] = 0
+        total += len(ids)
+        if on_step is not None:
+            on_step(episodes - int(quota.sum()), total)
     result = Evaluation(tuple(chain.from_iterable(returns)), tuple(chain.from_iterable(lengths)))
     if max(result.lengths, default=0) >= _MAX_STEPS:
         _log.warning("%s: episodes were truncated after %s steps; add a time limit", vec.spec.name, f"{_MAX_STEPS:,}")

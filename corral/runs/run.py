@@ -17,11 +17,12 @@ from corral.config.migrate import metric_name
 from corral.core.errors import UserError
 from corral.runs import checkpoint
 from corral.runs.callbacks.dispatch import Dispatcher
-from corral.runs.evaluate import Evaluation, Evaluator
+from corral.runs.evaluate import Evaluation
+from corral.runs.evaluator import BackgroundEvaluator, Evaluated, EvaluationStopped, Evaluator
 from corral.runs.folder import RunFolder, atomic_path
 from corral.runs.load import LoadedPolicy
 from corral.runs.sinks.base import STEP, WALL_S, MetricSinks
-from corral.topologies.base import Topology
+from corral.topologies.base import PolicySnapshot, Topology
 
 
 class ActiveRun:
@@ -35,8 +36,10 @@ class ActiveRun:
         sinks: MetricSinks,
         callbacks: Dispatcher,
         saved: tuple[dict[str, Any], dict[str, Any]] | None = None,
+        background: BackgroundEvaluator | None = None,
     ) -> None:
-        self._folder, self._topology, self._evaluator = folder, topology, evaluator
+        self._folder, self._topology = folder, topology
+        self._evaluator, self._background = evaluator, background
         self._sinks, self._callbacks = sinks, callbacks
         self.stop_reason: str | None = None
         self.last_evaluation: Evaluation | None = None
@@ -44,7 +47,7 @@ class ActiveRun:
         self.is_best, self.best_return, self.best_step = False, -math.inf, 0
         self.best_report: Evaluation | None = None
         """Evaluation of the best checkpoint at the end, with seeds that did not select it."""
-        self.evaluations_since_best = 0
+        self.evaluations_since_best = self.evaluations_left_out = 0
         self._pending: dict[str, list[Any]] = {}  # values of metrics since the last row
         self._pending_evaluation: dict[str, float] = {}
         self._latest: dict[str, Sequence[Any]] = {}  # values of the last iteration, whose means are computed on demand
@@ -95,6 +98,8 @@ class ActiveRun:
             self.stop_reason = self.stop_reason or reason
 
     def advance(self) -> None:
+        if self._background is not None and self._background.busy:
+            self._record_background(self._background.collect())
         updates = self._topology.advance()
         for name, values in updates.items():
             self._pending.setdefault(name, []).extend(values)
@@ -107,19 +112,52 @@ class ActiveRun:
 
     def evaluate(self) -> Evaluation:
         self._refuse_in(["on_evaluation"], "evaluate()")
-        result, self._pending_evaluation = self._evaluator.evaluate()
-        self._latest |= {name: [value] for name, value in self._pending_evaluation.items()}
-        self.last_evaluation, self.evaluated_at = result, self.steps
-        if not self._evaluator.self_play:
+        found = self._evaluator.evaluate()
+        self._record(found)
+        return found.result
+
+    def evaluate_on_schedule(self, last: bool) -> None:
+        """Evaluate if there is time for it, or beside training; in any case if it is the last time."""
+        if last:
+            with contextlib.suppress(EvaluationStopped):
+                if self._background is not None:
+                    self._record_background(self._background.wait(self._evaluator))
+                self.evaluate()
+        elif self._background is not None and not self._background.busy:
+            self._background.start(self._topology.snapshot())
+        elif self._background is None and self._evaluator.fits(self.wall_s):
+            with contextlib.suppress(EvaluationStopped):
+                self.evaluate()
+        else:
+            self.evaluations_left_out += 1
+
+    def _record_background(self, found: tuple[Evaluated, PolicySnapshot] | None) -> None:
+        """Record a result of the policy that it was at an earlier step; if it is the best, save that policy."""
+        if found is None:
+            return
+        evaluated, snapshot = found
+        self._record(evaluated)
+        if self.is_best and evaluated.step < self.steps:
+            meta = snapshot.meta | {"evaluation": self._last_record()}
+            checkpoint.save_policy(self._folder, snapshot.weights, snapshot.step, meta)
+
+    def _record(self, found: Evaluated) -> None:
+        result, now = found.result, found.step == self.steps
+        self._latest |= {name: [value] for name, value in found.metrics.items()}
+        self.last_evaluation, self.evaluated_at = result, found.step
+        if not found.self_play:
             self.is_best = result.mean > self.best_return
             if self.is_best:
-                self.best_return, self.best_step = result.mean, self.steps
+                self.best_return, self.best_step = result.mean, found.step
             self.evaluations_since_best = 0 if self.is_best else self.evaluations_since_best + 1
+        self._pending_evaluation = found.metrics if now else {}
         try:
             self._callbacks.on_evaluation(self, result)
-        finally:
-            self.write_metrics()  # now, so that the row has the step of the evaluation
-        return result
+        finally:  # now, so that the row has the step of the evaluation
+            if now:
+                self.write_metrics()
+            else:
+                self._sinks.write(found.step, self.wall_s, found.metrics)
 
     def write_metrics(self) -> None:
         """Write a row of metrics; a step has a second one only for an evaluation or logged values that came later."""
@@ -153,30 +191,27 @@ class ActiveRun:
             self.write_metrics()
         topology = self._topology
         state = {"trainer": topology.state_dict(replay=self.config.save_replay_buffer), "session": self._state()}
-        meta = {
-            "spec": topology.spec.to_json(),
-            "precision": topology.precision.name,
-            "evaluation": None
-            if self.last_evaluation is None
-            else self.last_evaluation.to_json() | {"step": self.evaluated_at},
-            "version": topology.learner.version,
-            "reward_scale": topology.reward_scale,
-        }
+        meta = topology.policy_meta | {"evaluation": self._last_record()}
         path = checkpoint.save(
             self._folder, state, topology.env_steps, meta, keep=self.config.keep_checkpoints, best=best
         )
         self._callbacks.on_checkpoint(self, path)
         return path
 
+    def _last_record(self) -> dict[str, Any] | None:
+        last = self.last_evaluation
+        return None if last is None else last.to_json() | {"step": self.evaluated_at}
+
     def finish(self) -> None:
         # Saving may have let workers finish their work, after the evaluation that ended the run.
         if self.evaluated_at != self.steps and self.stop_reason is None and self.config.eval_episodes:
-            self.evaluate()
+            self.evaluate_on_schedule(True)
         self.write_metrics()
         self.save(best=math.isfinite(self.best_return) and self.best_step == self.steps)
         if self.stop_reason is None and math.isfinite(self.best_return):
-            saved = checkpoint.load(self._folder, "best", only=checkpoint.POLICY)
-            self.best_report = self._evaluator.report(LoadedPolicy(self.config, *saved, seed=0, device="run"))
+            with contextlib.suppress(EvaluationStopped):
+                saved = checkpoint.load(self._folder, "best", only=checkpoint.POLICY)
+                self.best_report = self._evaluator.report(LoadedPolicy(self.config, *saved, seed=0, device="run"))
 
     @property
     def wall_s(self) -> float:
@@ -189,6 +224,7 @@ class ActiveRun:
             "best": self.best_return,
             "best_step": self.best_step,
             "since_best": self.evaluations_since_best,
+            "evaluations": {"wall_s": self._evaluator.spent_s, "left_out": self.evaluations_left_out},
             "row_step": self._row_step,
             "said": {name: [float(value) for value in values] for name, values in self._pending.items()},
             "said_once": {},  # an evaluation without a row, in checkpoints of earlier versions
@@ -199,6 +235,8 @@ class ActiveRun:
         self.best_return, self._wall_before = session["best"], session["wall_s"]
         self.best_step = session.get("best_step", 0)
         self.evaluations_since_best = session.get("since_best", 0)
+        evaluations = session.get("evaluations", {"wall_s": 0.0, "left_out": 0})
+        self._evaluator.spent_s, self.evaluations_left_out = evaluations["wall_s"], evaluations["left_out"]
         self._row_step = session["row_step"]
         self._pending = {metric_name(name): values for name, values in session["said"].items()}
         if record := meta.get("evaluation"):

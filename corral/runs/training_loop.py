@@ -23,7 +23,7 @@ from corral.runs.callbacks.clocks import Checkpoints, EvaluationClock, MetricsCl
 from corral.runs.callbacks.dispatch import Dispatcher
 from corral.runs.callbacks.progress import Progress
 from corral.runs.callbacks.slow_calls import SlowCalls
-from corral.runs.evaluate import Evaluator
+from corral.runs.evaluator import BackgroundEvaluator, Evaluator
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder, require_same_env
 from corral.runs.plugins import Plugins
@@ -118,6 +118,7 @@ class TrainingLoop:
                 self._note(
                     "not_trained", "the network was never updated, the run ended before a first batch: raise steps"
                 )
+            self._note_left_out(run)
             kind = "finished" if run.stop_reason is None else "stopped"
             self._events.add(kind, run.stop_reason or "", env_steps=run.steps)
             self._callbacks.on_end(run)
@@ -133,8 +134,6 @@ class TrainingLoop:
             self._experiment, self._note, lambda trajectory: self._callbacks.on_rollout(self._run, trajectory)
         )
         stack.callback(topology.close)
-        evaluator = Evaluator(topology, self._note)
-        stack.callback(evaluator.close)
         if topology.experiment != self._experiment:  # record the choices of `auto`, so that a resumed run keeps them
             self._experiment = topology.experiment
             self._folder = self._folder.write_config(self._experiment.to_dict())
@@ -142,8 +141,14 @@ class TrainingLoop:
             self._restore(topology, *saved)
         elif self._experiment.init is not None:
             self._note("initialised", load_start(topology, self._experiment.init))
-        evaluator.open_early()
         start, config = topology.env_steps, self._experiment
+        self._progress = Progress(config.steps, start=start, quiet=self._quiet)
+        stack.callback(self._progress.close)
+        evaluator = self._evaluator = Evaluator(
+            topology, self._note, lambda text: self._progress.busy(topology.env_steps, text)
+        )
+        stack.callback(evaluator.close)
+        evaluator.open_early()
         # Without plugins nothing needs a thread, which would make forking unsafe.
         self._slow_calls = SlowCalls(self._note, enabled=bool(self._plugins.callbacks or self._plugins.sinks))
         stack.callback(self._slow_calls.close)
@@ -153,16 +158,28 @@ class TrainingLoop:
             self._slow_calls,
         )
         stack.callback(sinks.close)
-        self._progress = Progress(config.steps, start=start, quiet=self._quiet)
-        stack.callback(self._progress.close)
         # A learner that restarts after a crash needs a checkpoint from the start.
         save_first = config.learner_in_own_process and not self._resume
-        own = [EvaluationClock(config), MetricsClock(config), Checkpoints(config, save_first=save_first)]
+        evaluate = EvaluationClock(config, lambda last: self._run.evaluate_on_schedule(last))
+        own = [evaluate, MetricsClock(config), Checkpoints(config, save_first=save_first)]
         self._callbacks = Dispatcher(users, [*own, self._progress], self._note, self._slow_calls)
         stack.callback(self._callbacks.close)
-        self._run = ActiveRun(self._folder, topology, evaluator, sinks, self._callbacks, saved)
+        background = None
+        if config.eval_background and config.eval_episodes:
+            background = BackgroundEvaluator(config, self._note)
+            stack.callback(background.close)
+        self._run = ActiveRun(self._folder, topology, evaluator, sinks, self._callbacks, saved, background)
         stack.enter_context(self._signals())
         return self._run
+
+    def _note_left_out(self, run: ActiveRun) -> None:
+        count, config = run.evaluations_left_out, run.config
+        if not count:
+            return
+        why = f"they would have taken more than {100 * config.eval_limit:g} % of the time: set eval_every to have all"
+        if config.eval_background:
+            why = "the one before was still running: set a larger eval_every"
+        self._note("evaluations_left_out", f"{count} evaluation{'s' * (count != 1)} left out, because {why}")
 
     def _read_checkpoint(self) -> Saved:
         """The last intact checkpoint; the run continues in its precision."""
@@ -189,14 +206,19 @@ class TrainingLoop:
     def _announce(self) -> None:
         topology, experiment = self._topology, self._experiment
         params = sum(p.numel() for p in topology.model.parameters())
-        log.info(
-            "%s on %s (%s), %s steps, seed %d, %d environments, %s weights on %s in %s (%s), %s; %s",
-            experiment.algo, experiment.env, presets.describe(experiment.algo, experiment.preset),
-            f"{experiment.steps:,}", experiment.seed, experiment.num_envs, f"{params:,}", topology.learner.device,
-            topology.precision.name, topology.precision.why, topology.thread_plan, self._folder.path,
-        )  # fmt: skip
+        lines = [
+            f"{experiment.algo} on {experiment.env}, "
+            f"{presets.describe(experiment.algo, experiment.preset, experiment.steps)}",
+            f"{experiment.steps:,} steps, seed {experiment.seed}, {experiment.num_envs} environments",
+            f"network of {params:,} weights on {topology.learner.device}, "
+            f"{topology.precision.name} ({topology.precision.why})",
+            topology.thread_plan,
+            f"run {self._folder.path}",
+        ]
         if encoding := describe_encoding(topology.model):
-            log.info("observations: %s (net.obs_encoding=auto, scaled or raw)", encoding)
+            lines.insert(3, f"observations: {encoding} (net.obs_encoding=auto, scaled or raw)")
+        for line in lines:
+            log.info("%s", line)
         if "://" in experiment.env and experiment.backend != "auto":
             log.info("backend=%s is not used: the simulators at %s run elsewhere", experiment.backend, experiment.env)
         for kind, what in (("environment", experiment.factory), ("algorithm", experiment.algo_class)):
@@ -260,6 +282,7 @@ class TrainingLoop:
             call = self._slow_calls.current
             wait = "saving a checkpoint first" if call is None else f"waiting for the {call}"
             self._progress.say(f"stopping: {wait} (interrupt again to stop immediately)")
+            self._evaluator.interrupt()  # last: during an evaluation it raises
 
         return handle_stop_signals(stop)
 

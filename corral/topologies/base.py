@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from corral.config.experiment import Experiment
 from corral.core import seeding
 from corral.core.encoding import Value
 from corral.core.errors import UserError
-from corral.core.types import EnvSpec, LossOutput, Sample, Trajectory
+from corral.core.types import Array, EnvSpec, LossOutput, Sample, Trajectory
 from corral.data.make import make_store
 from corral.data.store import Store
 from corral.envs.backends.simulators.options import connect_here, is_url, share_simulators
@@ -136,6 +136,18 @@ MakeExchange = Callable[[torch.nn.Module, Sequence[ParamGroup]], Exchange]
 """Makes the exchange of a learner from its network and its parameter groups."""
 
 
+@dataclass(frozen=True)
+class PolicySnapshot:
+    """A copy of the policy after `step` environment steps, from which `LoadedPolicy` makes it elsewhere."""
+
+    step: int
+    weights: dict[str, torch.Tensor]
+    meta: dict[str, Any]
+
+    def arrays(self) -> dict[str, Array]:
+        return {name: tensor.numpy() for name, tensor in self.weights.items()}
+
+
 class Topology(ABC):
     """A running experiment. The learner is in this process; subclasses define where acting happens."""
 
@@ -224,6 +236,21 @@ class Topology(ABC):
         policy = self.algo.eval_policy(self.model, deterministic=deterministic, rng=np.random.default_rng(seed))
         set_context(policy, ActContext(self.progress, self.learner.version, self.reward_scale))
         return policy
+
+    @property
+    def policy_meta(self) -> dict[str, Any]:
+        """What a checkpoint says about its policy, besides the weights."""
+        return {
+            "spec": self.spec.to_json(),
+            "precision": self.precision.name,
+            "version": self.learner.version,
+            "reward_scale": self.reward_scale,
+            "evaluation": None,
+        }
+
+    def snapshot(self) -> PolicySnapshot:
+        weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+        return PolicySnapshot(self.env_steps, weights, self.policy_meta | {"step": self.env_steps})
 
     @property
     def reward_scale(self) -> float | None:

@@ -23,6 +23,7 @@ from corral.runtimes.base import RoleLost, make_runtime, require_room
 from corral.runtimes.supervised_role import SupervisedRole, collect
 from corral.topologies.base import (
     Note,
+    PolicySnapshot,
     Topology,
     choose_runtime,
     load_learner,
@@ -249,6 +250,10 @@ class DataParallel(Topology):
     def eval_policy(self, *, deterministic: bool, seed: int) -> Policy:
         self._pull()
         return super().eval_policy(deterministic=deterministic, seed=seed)
+
+    def snapshot(self) -> PolicySnapshot:
+        self._pull()
+        return super().snapshot()
 
     def _pull(self) -> None:
         if self._pulled != self.env_steps:

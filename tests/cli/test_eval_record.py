@@ -239,7 +239,7 @@ def test_atari_is_filmed_at_the_speed_of_the_console(tmp_path):
 @pytest.mark.parametrize(
     ("command", "args", "words"),
     [
-        (Record, ["cartpole", "-o", "a.avi"], "must end in .mp4, got a.avi"),
+        (Record, ["cartpole", "-o", "a.avi"], "must end in .mp4 or .gif, got a.avi"),
         (Record, ["cartpole", "--episodes", "0"], "episodes must be above 0"),
         (Record, ["cartpole", "--seed", "-1"], "seed must be at least 0"),
         (Record, ["Blind", "-o", "a.mp4"], "film_envs:Blind takes no render_mode"),

@@ -60,6 +60,32 @@ def table(path):
 # -- plot ---------------------------------------------------------------------------------------------------
 
 
+def test_evaluations_are_drawn_where_every_run_has_two(tmp_path, capsys):
+    for name, count in (("two", 2), ("one", 1)):
+        evaluated = [(s, {"eval/return": 400.0}) for s in range(500, 500 + count)]
+        make(tmp_path / name, rows(1) + evaluated)
+    plot(tmp_path / "two", "-o", tmp_path / "curve.png")
+    assert "eval/return 400 at env_steps 501" in capsys.readouterr().out
+    plot(tmp_path / "two", tmp_path / "one", "-o", tmp_path / "curve.png")
+    assert "train/return 1000 at env_steps 1,000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("returns", "threshold"), [((495, 500), 510.0), ((-0.44, -0.39), None), ((-21, 21), None)])
+def test_the_axis_of_a_plot_includes_zero_and_threshold(tmp_path, monkeypatch, returns, threshold):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **how: drawn.append(self.axes[0]))
+    make(tmp_path / "run", [(s, {"train/return": y}) for s, y in enumerate(returns)])
+    plot(tmp_path / "run", "-o", tmp_path / "x.png", *(() if threshold is None else ("--threshold", threshold)))
+    low, high = drawn[0].get_ylim()
+    assert low <= min(0, *returns)
+    assert high >= max(0, *returns, threshold or 0)
+    labels = [text.get_text() for text in drawn[0].get_legend().get_texts()]
+    assert labels == ["ppo"] + ([] if threshold is None else ["threshold 510"])
+    assert drawn[0].get_ylabel() == "return of training episodes\n(mean of the last 100)"
+
+
 def test_one_run_becomes_a_png_and_a_csv(tmp_path, capsys):
     make(tmp_path / "run", rows(1))
     assert plot(tmp_path / "run", "-o", tmp_path / "new" / "curve.png") == 0

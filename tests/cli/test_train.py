@@ -194,6 +194,16 @@ def test_lists_are_tables_on_a_terminal(capsys, monkeypatch):
     assert [line.split() for line in lines] == [["name", "note"], ["a", "first"], ["b", "second"]]
 
 
+def test_presets_fit_into_80_columns(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    ListPresets().run()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 80
+    heads = [tuple(line.split()) for line in lines if not line.startswith(" ")]
+    assert heads == [(*key, preset.status) for key, preset in all_presets().items()]
+
+
 def test_listing_loads_no_torch():
     code = "import sys\nfrom corral.cli.list import ListAlgos\nListAlgos().run()\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HERE.parents[1])

@@ -101,8 +101,8 @@ def test_unknown_names_are_not_explained():
     assert explain_old_name("lr", ["something.else"]) is None
 
 
-ADDED = {"init", "supervision"}
-"""Settings that are younger than the old runs, which have their defaults."""
+ADDED = {"eval_background", "eval_max_fraction", "init", "supervision"}
+"""Settings that are younger than the old runs."""
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in OLD_RUNS.glob("*/config.yaml")))

@@ -54,9 +54,14 @@ def test_a_preset_is_found_by_the_environment():
 
 def test_a_preset_is_described_with_its_status():
     status = PRESETS["ppo", "CartPole-v1"].status
-    assert describe("ppo", "CartPole-v1") == f"preset CartPole-v1, {status}"
-    assert describe("ppo", "none") == "no preset"
-    assert "gone-v0" in describe("ppo", "gone-v0")
+    assert describe("ppo", "CartPole-v1", 100_000) == f"preset CartPole-v1, {status}"
+    assert describe("ppo", "none", 1) == "no preset"
+    assert "gone-v0" in describe("ppo", "gone-v0", 1)
+
+
+def test_a_preset_is_not_verified_with_fewer_steps():
+    assert describe("ppo", "CartPole-v1", 200_000) == "preset CartPole-v1, verified"
+    assert describe("ppo", "CartPole-v1", 99_999) == "preset CartPole-v1, untested with less than 100,000 steps"
 
 
 def test_unknown_preset_suggests_another():

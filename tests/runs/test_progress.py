@@ -11,7 +11,10 @@ import pytest
 from corral.runs.callbacks import progress
 from corral.runs.callbacks.progress import Progress, brief, duration, progress_line
 
-METRICS = {"train/return": 123.456, "eval/return": 475.0, "loss/value": 9.0, "loss/total": 0.03421}
+METRICS = {
+    "train/return": 123.456, "eval/return": 475.0, "loss/kl": 0.1, "loss/policy": -0.03421, "loss/value": 9.0,
+    "loss/entropy": 0.69,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -23,11 +26,16 @@ def clock(monkeypatch):
 
 def test_progress_line():
     assert progress_line(45_056, 100_000, 12_345.0, METRICS, None) == (
-        "45,056/100k 45%  12.3k steps/s  return 123.5  eval 475  loss 0.0342  ETA 0:04"
+        "45,056/100k 45%  12.3k steps/s  return 123.5  eval 475  policy -0.0342  value 9  entropy 0.69  ETA 0:04"
     )
 
 
-@pytest.mark.parametrize("width", range(1, 100))
+def test_progress_never_exceeds_100_percent():
+    assert progress_line(10_240, 10_000, 0.0, {}, None).startswith("10,240/10k 100%")
+    assert progress_line(99_999, 100_000, 0.0, {}, None).startswith("99,999/100k 99%")
+
+
+@pytest.mark.parametrize("width", range(1, 120))
 def test_the_line_is_never_as_wide_as_the_terminal(width):
     line = progress_line(45_056, 100_000, 12_345.0, METRICS, width)
     assert len(line) < width

@@ -52,6 +52,10 @@ class Run(Protocol):
         """Evaluate now with deterministic and sampled actions; then calls `on_evaluation`."""
 
     @property
+    def evaluated_at(self) -> int:
+        """Environment steps of the policy that was evaluated last; with `eval_background` that was some time ago."""
+
+    @property
     def is_best(self) -> bool:
         """Whether the last evaluation was the best so far."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from corral.config.experiment import Experiment
 from corral.runs.callbacks.base import Callback, Run
@@ -29,16 +29,17 @@ class Clock(Callback):
 
 
 class EvaluationClock(Clock):
-    """Evaluates every `eval_every` steps and at the end of the run."""
+    """Calls `evaluate` every `eval_every` steps and at the end of the run, then with `last=True`."""
 
-    def __init__(self, config: Experiment) -> None:
-        self._enabled = config.eval_episodes > 0
+    def __init__(self, config: Experiment, evaluate: Callable[[bool], None]) -> None:
+        self._enabled, self._evaluate = config.eval_episodes > 0, evaluate
         super().__init__(config.eval_interval if self._enabled else 0, 0.0)
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
-        if self.due(run.steps) or (self._enabled and run.steps >= run.config.steps):
+        last = self._enabled and run.steps >= run.config.steps
+        if last or self.due(run.steps):
             self.done(run.steps)
-            run.evaluate()
+            self._evaluate(last)
 
 
 class MetricsClock(Clock):
@@ -68,7 +69,7 @@ class Checkpoints(Clock):
 
     def on_evaluation(self, run: Run, result: Evaluation) -> None:
         """The best model is saved once the row of its evaluation is written."""
-        self._best |= run.is_best
+        self._best |= run.is_best and run.evaluated_at == run.steps
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
         if (self._best or self.due(run.steps)) and run.steps < run.config.steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import traceback
 from collections import Counter
@@ -13,6 +14,7 @@ from corral.core.types import Trajectory
 from corral.runs.callbacks.base import Callback, Run
 from corral.runs.callbacks.slow_calls import SlowCalls
 from corral.runs.evaluate import Evaluation
+from corral.runs.evaluator import EvaluationStopped
 
 HOOKS = ("on_start", "on_rollout", "on_update", "on_evaluation", "on_checkpoint", "on_end")
 Note = Callable[[str, str], None]
@@ -89,7 +91,8 @@ class _UserCallback:
             return
         name = f"{type(self.callback).__qualname__}.{hook}"
         try:
-            with self._slow_calls.watch("callback", name):
+            # A hook that evaluates ends when the run is told to stop.
+            with self._slow_calls.watch("callback", name), contextlib.suppress(EvaluationStopped):
                 getattr(self.callback, hook)(*args)
         except Exception as error:
             self._failed(hook, name, error)

@@ -16,11 +16,15 @@ _REWRITE_S = 0.1
 _FIRST_LINE_S, _LINE_S = 2.0, 10.0
 _RATE_WINDOW_S = 10.0
 _SHOWN = {"train/return": "return", "eval/return": "eval"}
+_LOSSES = ("policy", "value", "entropy", "td", "q")
 _CLEAR = "\r\x1b[K"
 
 
 class Progress(Callback):
-    """Shows steps, steps/s, return, evaluation, loss and time left; `start` is the step of a resume. Never blocks."""
+    """Shows steps, steps/s, return, evaluation, terms of the loss and time left; never blocks.
+
+    `start` is the step of a resume.
+    """
 
     def __init__(self, total: int, *, start: int = 0, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._total = total
@@ -52,6 +56,16 @@ class Progress(Callback):
 
     def _due(self) -> bool:
         return not self._quiet and time.monotonic() >= self._next
+
+    def busy(self, env_steps: int, text: str) -> None:
+        """Show what the run does while it does not train."""
+        self._steps = env_steps
+        if self._due():
+            now = time.monotonic()
+            self._next = now + (_REWRITE_S if self._live else _LINE_S)
+            line = f"{_steps_of(self._steps, self._total)}  {text}"
+            width = self._width()
+            self._write(f"{_CLEAR}{line[: width and width - 1]}" if self._live else f"{line}\n")
 
     def say(self, text: str) -> None:
         """Print a separate line; the live line continues below it."""
@@ -100,13 +114,11 @@ class Progress(Callback):
 
 def progress_line(steps: int, total: int, rate: float, metrics: Mapping[str, float], width: int | None) -> str:
     """The progress line; fields that do not fit into `width` are dropped from the end, except the time left."""
-    share = f"{100 * steps / total:.0f}%" if total > 0 else ""
-    fields = [f"{steps:,}/{brief(total)} {share}".rstrip(), f"{brief(rate)} steps/s"]
+    fields = [_steps_of(steps, total), f"{brief(rate)} steps/s"]
     known = {label: metrics[name] for name, label in _SHOWN.items() if not math.isnan(metrics.get(name, math.nan))}
     fields += [f"{label} {brief(value)}" for label, value in known.items()]
-    losses = {name: value for name, value in metrics.items() if name.startswith("loss/")}
-    if losses:
-        fields.append(f"loss {brief(losses.get('loss/total', next(iter(losses.values()))))}")
+    losses = {name: metrics[f"loss/{name}"] for name in _LOSSES if f"loss/{name}" in metrics}
+    fields += [f"{name} {brief(value)}" for name, value in losses.items()]
     left = [f"ETA {duration((total - steps) / rate)}"] if rate > 0 and steps < total else []
     while width is not None and len(fields) > 1 and len("  ".join(fields + left)) >= width:
         fields.pop()
@@ -114,6 +126,12 @@ def progress_line(steps: int, total: int, rate: float, metrics: Mapping[str, flo
     if width is not None and len(line) >= width:
         line = fields[0][: max(width - 1, 0)]
     return line
+
+
+def _steps_of(steps: int, total: int) -> str:
+    """Steps and their percentage, which whole fragments exceed and which is below 100 until the last step."""
+    share = f"{min(100, 100 * steps // total)}%" if total > 0 else ""
+    return f"{steps:,}/{brief(total)} {share}".rstrip()
 
 
 def brief(value: float) -> str:

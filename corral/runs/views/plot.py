@@ -25,8 +25,9 @@ _NOT_COMPARED = ("seed", "log_every", "log_every_s", "checkpoint_every", "checkp
 _MAX_POINTS = 1000
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#6a3d9a", "#4d4d4d")
 _TITLES = {
-    "train/return": "return of training episodes",
-    "eval/return": "return in evaluation",
+    "train/return": "return of training episodes\n(mean of the last 100)",
+    "eval/return": "return in evaluation\n(deterministic actions)",
+    "eval/return_sampled": "return in evaluation\n(sampled actions)",
     "train/length": "length of training episodes (steps)",
     "time/steps_per_s": "environment steps per second",
 }
@@ -56,18 +57,20 @@ def draw(
     runs: Sequence[str | Path],
     path: str | Path,
     *,
-    metric: str = "train/return",
+    metric: str | None = None,
     x: Axis = "env_steps",
     smooth: int = 1,
+    threshold: float | None = None,
 ) -> list[Curve]:
     """Write the PNG and the CSV, and return the curves.
 
     Args:
         runs: folders of runs; those that differ only in their seed become a mean with a band.
         path: the PNG to write; the CSV has the same name.
-        metric: column of `metrics.csv` to draw.
+        metric: column of `metrics.csv` to draw; default: that of `default_metric`.
         x: horizontal axis: `env_steps`, `wall_s` or `episodes`.
         smooth: number of rows whose mean is drawn at each row.
+        threshold: value to mark by a line, such as the return at which a task counts as solved.
     """
     path = Path(path)
     if not runs:
@@ -78,15 +81,24 @@ def draw(
         raise UserError(f"smooth must be at least 1, got {smooth}.")
     if path.stem == "metrics" and (path.parent / "run.json").exists():
         raise UserError(f"{path} would replace the run's own metrics.csv: give another name.")
-    metric = metric_name(metric)
+    metric = default_metric(runs) if metric is None else metric_name(metric)
     found = curves([Path(run) for run in runs], metric, x, smooth)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_png(found, path, metric, x, smooth)
+        save_png(found, path, metric, x, smooth, threshold)
         save_csv(found, path.with_suffix(".csv"), metric, x)
     except OSError as error:
         raise UserError(f"{error.filename or path} cannot be written: {error.strerror}.") from error
     return found
+
+
+def default_metric(runs: Sequence[str | Path]) -> str:
+    """The return in evaluations, or of training episodes if a run has fewer than two evaluations."""
+    for run in runs:
+        found = read_metrics(RunFolder.open(run).metrics_csv).get("eval/return")
+        if found is None or np.isfinite(found).sum() < 2:
+            return "train/return"
+    return "eval/return"
 
 
 def curves(paths: Sequence[Path], metric: str, axis: Axis = "env_steps", smooth: int = 1) -> list[Curve]:
@@ -112,7 +124,9 @@ def save_csv(found: Sequence[Curve], path: Path, metric: str, axis: Axis) -> Non
                 writer.writerow([c.label, *(f"{value:.10g}" for value in row)])
 
 
-def save_png(found: Sequence[Curve], path: Path, metric: str, axis: Axis, smooth: int = 1) -> None:
+def save_png(
+    found: Sequence[Curve], path: Path, metric: str, axis: Axis, smooth: int = 1, threshold: float | None = None
+) -> None:
     """Draw the curves; UserError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -129,6 +143,9 @@ def save_png(found: Sequence[Curve], path: Path, metric: str, axis: Axis, smooth
     scale, unit = _x_unit(found, axis)
     for i, curve in enumerate(found):
         _draw(axes, curve, scale, _COLOURS[i % len(_COLOURS)], "-" if i < len(_COLOURS) else "--")
+    if threshold is not None:
+        label = f"threshold {threshold:g}"
+        axes.axhline(threshold, color="#4d4d4d", linestyle=":", linewidth=1.4, label=label)
     _style_axes(axes, unit, _TITLES.get(metric, metric))
     if inside:
         axes.legend(frameon=True, framealpha=0.8, edgecolor="none", fontsize=10)
@@ -248,6 +265,10 @@ def _style_axes(axes: Any, x_label: str, y_label: str) -> None:
     if not x_label.startswith("wall"):
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlim(left=0)
+    # With zero: an axis from the lowest to the highest value makes noise look like progress.
+    low, high = axes.get_ylim()
+    margin = 0.03 * (max(high, 0.0) - min(low, 0.0))
+    axes.set_ylim(low - margin if low < 0 else 0.0, high + margin if high > 0 else 0.0)
     axes.grid(color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

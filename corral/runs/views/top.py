@@ -47,6 +47,8 @@ class View:
 def look(folder: RunFolder) -> View:
     """Look at a run; reads the end of its metrics, its events and its lock, and writes nothing."""
     columns = read_metrics(folder.metrics_csv, last_bytes=_TAIL)
+    if columns:  # a row of an evaluation in the background comes later than those after its step
+        columns["env_steps"] = np.maximum.accumulate(columns["env_steps"])
     pid = folder.holder()
     state = "running" if pid is not None else _ended(folder, columns)
     steps, total = int(_last(columns, "env_steps") or 0), int(folder.config.get("steps") or 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
+import math
 import os
 import sys
 import weakref
@@ -48,7 +50,7 @@ class Recording:
 
 
 def record(run: str | Path, path: str | Path, **options: Any) -> Path:
-    """Record the policy of a run as MP4; `options` are those of `record_run`."""
+    """Record the policy of a run as MP4 or GIF; `options` are those of `record_run`."""
     return record_run(run, path, **options).path
 
 
@@ -68,7 +70,7 @@ def record_run(  # noqa: PLR0913 - the options of the command
 
     Args:
         run: the run's folder.
-        path: the MP4 to write.
+        path: the file to write, by its name an MP4 or a GIF.
         env: an environment other than the run's, with the same spaces.
         episodes: number of episodes.
         seconds: maximum length of the video.
@@ -78,8 +80,8 @@ def record_run(  # noqa: PLR0913 - the options of the command
         checkpoint: `best`, `latest`, or a name.
     """
     path = Path(path)
-    if path.suffix.lower() != ".mp4":
-        raise UserError(f"A video must end in .mp4, got {path}.")
+    if path.suffix.lower() not in (".mp4", ".gif"):
+        raise UserError(f"A video must end in .mp4 or .gif, got {path}.")
     for name, value in (("episodes", episodes), ("seconds", seconds), ("fps", fps)):
         if value is not None and not value > 0:
             raise UserError(f"{name} must be above 0, got {value:g}.")
@@ -106,8 +108,9 @@ def record_policy(
     seed: int = 0,
     spec: EnvSpec | None = None,
 ) -> Recording:
-    """Record the policy as H.264 in an MP4, atomically: a frame at the start of an episode and one per step."""
+    """Record the policy as GIF or H.264 in an MP4, atomically: a frame at the start of an episode and one per step."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen
+    choose_gl()
     recording = _RecordedFactory(experiment)
     with make_vec(recording, 1, "local", role="eval") as vec:
         if spec is not None:
@@ -135,9 +138,23 @@ def record_policy(
     return Recording(Path(path), count, rate, tuple(returns))
 
 
+def choose_gl() -> None:
+    """Without a display and MUJOCO_GL, let MuJoCo draw by EGL, or by OSMesa, if one of them is installed."""
+    if _has_display() or "MUJOCO_GL" in os.environ:
+        return
+    for backend, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
+        if ctypes.util.find_library(library) is not None:
+            os.environ["MUJOCO_GL"] = backend
+            return
+
+
+def _has_display() -> bool:
+    return sys.platform != "linux" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
+
+
 def make_screen(experiment: Experiment) -> VecEnv:
     """One environment that renders on the screen; UserError without one."""
-    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"} & os.environ.keys():
+    if not _has_display() and "SDL_VIDEODRIVER" not in os.environ:
         raise UserError("There is no display: use `corral record` instead.")
     return make_vec(_Screen(experiment), 1, "local", role="eval")
 
@@ -199,6 +216,14 @@ class _FrameRecorder(PassiveWrapper):
             frame = self.env.render()
         except gymnasium.error.DependencyNotInstalled as error:
             raise UserError(f"{_name(self)} needs a package to render: {_EXTRA} ({error}).") from error
+        except Exception as error:
+            if not _draws_with_mujoco(self):
+                raise
+            used = os.environ.get("MUJOCO_GL", "not set")
+            raise UserError(
+                f"{_name(self)} cannot be drawn without a display ({str(error).strip()}; MUJOCO_GL is {used}): install "
+                "EGL or OSMesa (apt install libegl1 libosmesa6), or set MUJOCO_GL to egl or osmesa."
+            ) from error
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
             got = f"shape {frame.shape} of {frame.dtype}" if isinstance(frame, np.ndarray) else type(frame).__name__
             raise UserError(
@@ -206,6 +231,10 @@ class _FrameRecorder(PassiveWrapper):
                 f"[height, width, 3], got {got}."
             )
         return np.array(frame)
+
+
+def _draws_with_mujoco(env: gymnasium.Env[Any, Any]) -> bool:
+    return "mujoco" in sys.modules and any("mujoco" in kind.__module__ for kind in type(env.unwrapped).__mro__)
 
 
 def _build(experiment: Experiment, render_mode: str) -> gymnasium.Env[Any, Any]:
@@ -236,11 +265,10 @@ def _writer(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
         if encoder is None:
             shape = frame.shape
             height, width = (size + size % 2 for size in shape[:2])  # H.264 with subsampled colours needs even sizes
-            options = {"codec": "libx264", "quality": 8, "macro_block_size": 1, "ffmpeg_log_level": "error"}
+            options = _as_gif(fps) if path.suffix.lower() == ".gif" else _AS_MP4
             encoder = imageio_ffmpeg.write_frames(
-                str(unfinished), (width, height), fps=fps, output_params=["-f", "mp4", "-movflags", "+faststart"],
-                **options,
-            )  # fmt: skip
+                str(unfinished), (width, height), fps=fps, macro_block_size=1, ffmpeg_log_level="error", **options
+            )
             encoder.send(None)
         if frame.shape != shape:
             raise UserError(f"All frames of a video must have the same size, got {shape} and then {frame.shape}.")
@@ -253,6 +281,18 @@ def _writer(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
         finally:
             if encoder is not None:
                 encoder.close()
+
+
+_AS_MP4 = {"codec": "libx264", "quality": 8, "output_params": ["-f", "mp4", "-movflags", "+faststart"]}
+_MAX_GIF_FPS = 50  # viewers show faster ones at 10 frames per second
+
+
+def _as_gif(fps: float) -> dict[str, Any]:
+    """Options of an animation that repeats, with a palette made for its frames."""
+    rate = fps / math.ceil(fps / _MAX_GIF_FPS)
+    palette = f"fps={rate:g},split[a][b];[a]palettegen[p];[b][p]paletteuse=dither=none"
+    output = ["-filter_complex", palette, "-loop", "0", "-f", "gif"]
+    return {"codec": "gif", "quality": None, "pix_fmt_out": "pal8", "output_params": output}
 
 
 def _name(env: gymnasium.Env[Any, Any]) -> str:

@@ -1,0 +1,111 @@
+"""Videos as GIF, and MuJoCo's frames without a display."""
+
+import ctypes.util
+import os
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+
+import corral
+from corral.core.errors import UserError
+from corral.runs.views.video import choose_gl, record_run
+
+PPO = {"num_envs": 2, "preset": "none", "quiet": True, "num_steps": 8, "num_minibatches": 1, "eval_episodes": 0}
+
+
+class Lamp(gymnasium.Env):
+    """Episodes of four steps with frames of odd size, whose brightness tells the step."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 80}  # noqa: RUF012 - as Gymnasium writes it
+
+    def __init__(self, render_mode=None):
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space, self.render_mode, self._t = gymnasium.spaces.Discrete(2), render_mode, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self._t += 1
+        return np.zeros(2, np.float32), 1.0, self._t >= 4, False, {}
+
+    def render(self):
+        return np.full((33, 41, 3), 60 * self._t, np.uint8)
+
+
+def test_a_video_can_be_a_gif_that_repeats(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    corral.train("ppo", "tests.runs.test_video:Lamp", 32, 0, tmp_path / "run", **PPO)
+    made = record_run(tmp_path / "run", tmp_path / "x.gif", fps=10)
+    assert (made.frames, made.fps) == (5, 10)
+    with image.open(tmp_path / "x.gif") as gif:
+        assert (gif.n_frames, gif.info["loop"], gif.info["duration"]) == (5, 0, 100)
+        shades = [gif.seek(k) or int(np.asarray(gif.convert("RGB"))[16, 20, 0]) for k in range(5)]
+    assert shades == pytest.approx([0, 60, 120, 180, 240], abs=4)
+
+
+def test_a_gif_is_never_faster_than_viewers_show(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    corral.train("ppo", "tests.runs.test_video:Lamp", 32, 0, tmp_path / "run", **PPO)
+    made = record_run(tmp_path / "run", tmp_path / "x.gif", episodes=4)
+    assert made.frames == 20
+    with image.open(tmp_path / "x.gif") as gif:
+        times = [gif.seek(k) or gif.info["duration"] for k in range(gif.n_frames)]
+    assert min(times) >= 20
+    assert sum(times) == pytest.approx(20 * 1000 / 80, abs=60)
+
+
+def test_other_kinds_of_videos_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"A video must end in \.mp4 or \.gif, got .*x\.avi\."):
+        record_run(tmp_path, tmp_path / "x.avi")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MuJoCo needs no choice")
+@pytest.mark.parametrize(
+    ("given", "installed", "chosen"),
+    [
+        ({}, ["EGL", "OSMesa"], "egl"),
+        ({}, ["OSMesa"], "osmesa"),
+        ({}, [], None),
+        ({"DISPLAY": ":0"}, ["EGL"], None),
+        ({"MUJOCO_GL": "osmesa"}, ["EGL"], "osmesa"),
+    ],
+)
+def test_mujoco_draws_by_what_is_installed(monkeypatch, given, installed, chosen):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: name if name in installed else None)
+    choose_gl()
+    assert os.environ.get("MUJOCO_GL") == chosen
+    os.environ.pop("MUJOCO_GL", None)
+
+
+def test_mujoco_that_cannot_draw_says_what_to_install(tmp_path, monkeypatch):
+    mujoco_env = pytest.importorskip("gymnasium.envs.mujoco.mujoco_env")
+
+    def fail(self):
+        raise RuntimeError("no OpenGL")
+
+    monkeypatch.setattr(mujoco_env.MujocoEnv, "render", fail)
+    corral.train("ppo", "InvertedPendulum-v5", 32, 0, tmp_path / "run", **PPO, backend="local")
+    with pytest.raises(UserError, match=r"InvertedPendulum-v5 cannot be drawn without a display \(no OpenGL.*apt inst"):
+        record_run(tmp_path / "run", tmp_path / "x.mp4", seconds=0.1)
+
+
+def test_mujoco_is_filmed_without_a_display(tmp_path, monkeypatch):
+    pytest.importorskip("mujoco")
+    if ctypes.util.find_library("EGL") is None and ctypes.util.find_library("OSMesa") is None:
+        pytest.skip("neither EGL nor OSMesa")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.delenv(name, raising=False)
+    corral.train("ppo", "InvertedPendulum-v5", 32, 0, tmp_path / "run", **PPO, backend="local")
+    try:
+        assert record_run(tmp_path / "run", tmp_path / "x.mp4", seconds=0.1).frames > 0
+    finally:
+        os.environ.pop("MUJOCO_GL", None)
