@@ -1,6 +1,7 @@
 """Fixtures that tests of several folders use, and in which order and processes tests run."""
 
 import re
+import sys
 
 import pytest
 from helpers.cpp_sdk import build_examples
@@ -9,6 +10,8 @@ from helpers.leftovers import (  # noqa: F401
     no_process_is_left_at_the_end,
     pytest_runtest_setup,
 )
+
+from corral.core.portable import PORTABLE
 
 CPP = ("test_cpp_sdk", "test_cpp_states", "test_link_planning", "test_link_mppi")  # they share one build
 HEAVY = ("ray", "cpp", "test_topologies", "test_resume", "test_data_parallel", "test_examples", "test_process_backend")
@@ -39,8 +42,19 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if re.match(getattr(item.cls, "slow_tests", "$"), item.name):
             item.add_marker(pytest.mark.slow)
+        skip_without_linux(item)
     groups = {item: group_of(item.nodeid) for item in items}
     items.sort(key=lambda item: HEAVY.index(groups[item]) if groups[item] in HEAVY else len(HEAVY))
+
+
+def skip_without_linux(item):
+    """Skip what needs Linux if other systems are imitated: see helpers/portable.py."""
+    hidden = hasattr(sys.modules.get("sitecustomize"), "_Limited")
+    marker = item.get_closest_marker("linux")
+    if marker is not None and (hidden or (PORTABLE and not marker.kwargs.get("hidden"))):
+        item.add_marker(pytest.mark.skip(reason=f"needs Linux: {marker.args[0]}"))
+    elif hidden and re.search("TestRay|test_ray_backend|test_rllib", item.nodeid):
+        item.add_marker(pytest.mark.skip(reason="needs Linux: backend='ray'"))
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ from corral.runtimes.shared_memory import SharedMemory, open_memory
 
 _BOOT = (
     "import json, sys; start = json.load(open(0, encoding='utf-8', closefd=False)); sys.path[:] = start['path']; "
-    "from corral.runtimes.portable_child import run; run(start)"
+    "from corral.runtimes.portable_child import run; run(sys.argv.pop(), start)"
 )
 _MESSAGES, _ORDERS = b"m", b"o"
 _DUMP, _STOP = b"d", b"s"
@@ -53,7 +53,6 @@ class PortableChild(ChildProcess):
         with tempfile.TemporaryFile() as file, socket.create_server(("127.0.0.1", 0)) as listener:
             start = {
                 "path": [entry for entry in sys.path if isinstance(entry, str)],
-                "target": target,
                 "port": listener.getsockname()[1],
                 "secret": secret.hex(),
                 "memories": [memory.token for memory in memories],
@@ -62,9 +61,11 @@ class PortableChild(ChildProcess):
             file.seek(0)
             self._dump_fd = os.dup(file.fileno())
             self._process = subprocess.Popen(
-                [executable(), "-c", _BOOT], stdin=file, env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+                [executable(), "-c", _BOOT, target],
+                stdin=file,
+                env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
                 **OWN_GROUP,
-            )  # fmt: skip
+            )
             reaper.watch(self.pid)
             try:
                 self.socket, self._orders = self._accept(listener, secret)
@@ -148,7 +149,7 @@ def _read_all(fd: int) -> str:
     return b"".join(pieces).decode(errors="replace")
 
 
-def run(start: dict[str, Any]) -> NoReturn:
+def run(target: str, start: dict[str, Any]) -> NoReturn:
     """The child's side."""
     dump_fd = os.dup(0)
     os.lseek(dump_fd, 0, os.SEEK_SET)
@@ -161,7 +162,7 @@ def run(start: dict[str, Any]) -> NoReturn:
     secret = bytes.fromhex(start["secret"])
     sock, orders = (_connect(start["port"], secret + purpose) for purpose in (_MESSAGES, _ORDERS))
     threading.Thread(target=_obey, args=(orders, dump), daemon=True).start()
-    serve_parent(start["target"], sock, [open_memory(_token(token)) for token in start["memories"]])
+    serve_parent(target, sock, [open_memory(_token(token)) for token in start["memories"]])
 
 
 def _token(token: Any) -> tuple[str, int]:

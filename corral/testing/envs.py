@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from typing import Any
 
@@ -101,7 +100,7 @@ class FaultyEnv(CountingEnv):
             if self._kind == "exit":
                 raise SystemExit(3)
             if self._kind == "kill":
-                os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+                os.kill(os.getpid(), 9)  # SIGKILL, for which Windows has no name
             if self._kind == "hang":
                 time.sleep(3600)
             if self._kind == "nan":

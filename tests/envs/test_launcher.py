@@ -139,6 +139,7 @@ os.execv(command[0], command)
 """
 
 
+@pytest.mark.linux("marks of processes in /proc")
 @pytest.mark.parametrize("end", ["closed", "killed"])
 def test_grandchildren_in_own_session_end_with_simulator(tmp_path, end):
     (tmp_path / "sim.py").write_text(HELPER)

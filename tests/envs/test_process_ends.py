@@ -95,6 +95,7 @@ class Launcher(CountingEnv):
         return obs, info
 
 
+@pytest.mark.linux("process groups", hidden=True)
 def test_processes_of_an_env_die_with_its_worker():
     with corral.make_vec(Launcher, 1, "process") as vec:
         batch = vec.recv()

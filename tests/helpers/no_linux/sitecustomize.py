@@ -1,8 +1,8 @@
 """Hides from Corral's modules what Windows lacks; everything else, such as pytest and psutil, keeps it.
 
 Python imports this file at its start if its folder is in PYTHONPATH, so that child processes are limited, too. Modules
-are refused, functions and constants are missing, /proc and /dev/shm do not exist, sockets cannot gather, and a file lock is
-one of Windows. With CORRAL_NO_LINKS symbolic links need a privilege.
+are refused, functions and constants are missing, /proc and /dev/shm do not exist, sockets cannot gather, and a file
+lock is one of Windows. With CORRAL_NO_LINKS symbolic links need a privilege.
 """
 
 import builtins
