@@ -83,8 +83,8 @@ class Train:
         from corral.config.describe import describe_settings
         from corral.config.presets import find, presets_of
 
-        own = args[0] if ":" in args[0] and not args[0].startswith("-") else _EXAMPLE
-        algo = next((arg for arg in args if arg in ALGORITHMS), own)
+        first = _EXAMPLE if args[0].startswith("-") else args[0]
+        algo = next((arg for arg in args if arg in ALGORITHMS), first)
         given = dict(pairwise(args)) | dict(arg.split("=", 1) for arg in args if "=" in arg)
         preset = given.get("--preset") or find(algo, given.get("--env", "")) or "none"
         width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)

@@ -31,6 +31,19 @@ def show_by_default() -> None:
 
 
 @contextlib.contextmanager
+def print_only_errors() -> Iterator[None]:
+    """Print no info messages and warnings within the block; a program that set up logging itself still gets them."""
+    before = [(each, each.level) for each in logging.getLogger("corral").handlers if isinstance(each, _DefaultHandler)]
+    for handler, _ in before:
+        handler.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for handler, level in before:
+            handler.setLevel(level)
+
+
+@contextlib.contextmanager
 def log_level(name: str, level: int) -> Iterator[None]:
     """Set the level of a logger within the block."""
     logger = logging.getLogger(name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from corral.config.experiment import Experiment
 from corral.core.errors import RunFailed
-from corral.core.log import log_level
+from corral.core.log import print_only_errors
 from corral.runs.changes import change_settings, describe_changes, give_env
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
@@ -140,7 +140,7 @@ def _last_step(folder: RunFolder) -> int:
 
 
 def _verbosity(quiet: bool) -> contextlib.AbstractContextManager[None]:
-    return log_level("corral", logging.ERROR) if quiet else contextlib.nullcontext()
+    return print_only_errors() if quiet else contextlib.nullcontext()
 
 
 class LearnerRole:
@@ -170,7 +170,7 @@ def _run_supervised(
 
     def make(start: int) -> MakeRole:
         again = resume or (start > 0 and any(folder.checkpoints.glob("*")))
-        level = logging.getLogger("corral").getEffectiveLevel()
+        level = logging.ERROR if quiet else logging.getLogger("corral").getEffectiveLevel()
         return partial(LearnerRole, experiment, folder.path, plugins, again, quiet, level)
 
     try:

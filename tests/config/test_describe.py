@@ -56,6 +56,11 @@ def test_help_of_train_lists_the_settings_of_ppo(capsys, monkeypatch):
     assert "\nSettings of ppo with their defaults" in help_of(capsys, monkeypatch)
 
 
+def test_help_of_an_unknown_algorithm_says_so(capsys):
+    assert main(["train", "sac", "--help"]) == 2
+    assert capsys.readouterr().err.startswith("corral: sac is not in this version; for continuous actions there is ppo")
+
+
 def test_help_of_a_users_own_algorithm_lists_its_settings(capsys, monkeypatch, tmp_path):
     (tmp_path / "own_algo.py").write_text(
         "from dataclasses import dataclass\nfrom corral.algos.ppo import Ppo\n"
