@@ -138,7 +138,7 @@ def test_best_checkpoint_holds_the_weights_evaluated_beside(tmp_path):
     assert corral.resume(tmp_path / "run", steps=384, quiet=True).steps == 384
 
 
-def test_an_extra_evaluation_beside_the_background_is_saved_as_best(tmp_path):
+def test_an_extra_evaluation_beside_those_is_saved_as_best(tmp_path):
     class Extra(corral.Callback):
         def on_update(self, run, metrics):
             if run.steps == 64:
