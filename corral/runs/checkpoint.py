@@ -79,8 +79,8 @@ def save_policy(folder: RunFolder, weights: dict[str, Any], step: int, meta: dic
     """Write the policy of an earlier step and point `best` to it; a run cannot be resumed from it."""
     _sweep(folder.checkpoints)
     target = folder.checkpoints / f"{_POLICY_ONLY}{step:09d}"
-    if not target.exists():
-        _write(target, {"trainer": {"learner": {"model": weights}}}, step, meta)
+    shutil.rmtree(target, ignore_errors=True)  # of before a resume
+    _write(target, {"trainer": {"learner": {"model": weights}}}, step, meta)
     point(folder.checkpoints / "best", target.name)
     sync_folder(folder.checkpoints)
     _remove_policies(folder.checkpoints, target.name)

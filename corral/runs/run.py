@@ -113,7 +113,7 @@ class ActiveRun:
     def evaluate(self) -> Evaluation:
         self._refuse_in(["on_evaluation"], "evaluate()")
         found = self._evaluator.evaluate()
-        self._record(found)
+        self._record(found, None if self._background is None else self._topology.snapshot())
         return found.result
 
     def evaluate_on_schedule(self, last: bool) -> None:
@@ -132,16 +132,11 @@ class ActiveRun:
             self.evaluations_left_out += 1
 
     def _record_background(self, found: tuple[Evaluated, PolicySnapshot] | None) -> None:
-        """Record a result of the policy that it was at an earlier step; if it is the best, save that policy."""
-        if found is None:
-            return
-        evaluated, snapshot = found
-        self._record(evaluated)
-        if self.is_best and evaluated.step < self.steps:
-            meta = snapshot.meta | {"evaluation": self._last_record()}
-            checkpoint.save_policy(self._folder, snapshot.weights, snapshot.step, meta)
+        if found is not None:
+            self._record(*found)
 
-    def _record(self, found: Evaluated) -> None:
+    def _record(self, found: Evaluated, snapshot: PolicySnapshot | None) -> None:
+        """Record a result; the best of the given snapshots is saved here, as training may have gone on meanwhile."""
         result, now = found.result, found.step == self.steps
         self._latest |= {name: [value] for name, value in found.metrics.items()}
         self.last_evaluation, self.evaluated_at = result, found.step
@@ -150,6 +145,9 @@ class ActiveRun:
             if self.is_best:
                 self.best_return, self.best_step = result.mean, found.step
             self.evaluations_since_best = 0 if self.is_best else self.evaluations_since_best + 1
+            if self.is_best and snapshot is not None:
+                meta = snapshot.meta | {"evaluation": self._last_record()}
+                checkpoint.save_policy(self._folder, snapshot.weights, snapshot.step, meta)
         self._pending_evaluation = found.metrics if now else {}
         try:
             self._callbacks.on_evaluation(self, result)

@@ -138,6 +138,19 @@ def test_best_checkpoint_holds_the_weights_evaluated_beside(tmp_path):
     assert corral.resume(tmp_path / "run", steps=384, quiet=True).steps == 384
 
 
+def test_an_extra_evaluation_beside_those_is_saved_as_best(tmp_path):
+    class Extra(corral.Callback):
+        def on_update(self, run, metrics):
+            if run.steps == 64:
+                run.evaluate()
+                run.best_return = float("inf")
+
+    train(tmp_path / "run", eval_every=1000, eval_background=True, callbacks=[Extra()])
+    policy = corral.load_policy(tmp_path / "run")
+    assert (policy.step, policy.evaluation["step"]) == (64, 64)
+    assert corral.evaluate(tmp_path / "run", 2, seed=1).mean == policy.evaluation["mean"]
+
+
 def test_a_due_evaluation_is_left_out_while_one_still_runs(tmp_path):
     settings = {"mark": str(tmp_path / "mark"), "slow_in": "episode", "slow_from": 5}
     env = "tests.helpers.slow_eval_env:SlowEval"

@@ -61,6 +61,15 @@ def test_without_a_terminal_there_is_a_line_now_and_then(clock):
     assert not re.search(r"[\r\x1b]", out.getvalue())
 
 
+def test_what_is_done_besides_training_is_shown_now_and_then(clock):
+    out = io.StringIO()
+    shown = Progress(10_000, stream=out)
+    for second in range(14):
+        clock[0] = 1000.0 + second
+        shown.busy(1_024, f"evaluating: {second} of 10 episodes")
+    assert out.getvalue().splitlines() == [f"1,024/10k 10%  evaluating: {second} of 10 episodes" for second in (2, 12)]
+
+
 def test_speed_is_of_recent_seconds_and_this_start(clock):
     out = io.StringIO()
     shown = Progress(10**6, start=500_000, stream=out)

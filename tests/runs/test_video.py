@@ -98,6 +98,19 @@ def test_mujoco_that_cannot_draw_says_what_to_install(tmp_path, monkeypatch):
         record_run(tmp_path / "run", tmp_path / "x.mp4", seconds=0.1)
 
 
+def test_a_missing_library_of_mujoco_gl_is_one_sentence(tmp_path, monkeypatch):
+    def resolve(*args):
+        exec(compile("raise AttributeError('no glGetError')", "site-packages/OpenGL/GL.py", "exec"))
+
+    corral.train("ppo", "tests.runs.test_video:Lamp", 32, 0, tmp_path / "run", **PPO, backend="local")
+    monkeypatch.setattr("corral.runs.views.video.resolve", resolve)
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    with pytest.raises(
+        UserError, match=r"Lamp cannot be drawn .*\(no glGetError; MUJOCO_GL is osmesa\): install EGL or"
+    ):
+        record_run(tmp_path / "run", tmp_path / "x.mp4")
+
+
 def test_mujoco_is_filmed_without_a_display(tmp_path, monkeypatch):
     pytest.importorskip("mujoco")
     if ctypes.util.find_library("EGL") is None and ctypes.util.find_library("OSMesa") is None:

@@ -68,8 +68,8 @@ class Checkpoints(Clock):
             self._save(run)
 
     def on_evaluation(self, run: Run, result: Evaluation) -> None:
-        """The best model is saved once the row of its evaluation is written."""
-        self._best |= run.is_best and run.evaluated_at == run.steps
+        """The best model is saved once the row of its evaluation is written; in the background the run does it."""
+        self._best |= run.is_best and not run.config.eval_background
 
     def on_update(self, run: Run, metrics: Mapping[str, float]) -> None:
         if (self._best or self.due(run.steps)) and run.steps < run.config.steps:

@@ -7,6 +7,7 @@ import ctypes.util
 import math
 import os
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -219,11 +220,7 @@ class _FrameRecorder(PassiveWrapper):
         except Exception as error:
             if not _draws_with_mujoco(self):
                 raise
-            used = os.environ.get("MUJOCO_GL", "not set")
-            raise UserError(
-                f"{_name(self)} cannot be drawn without a display ({str(error).strip()}; MUJOCO_GL is {used}): install "
-                "EGL or OSMesa (apt install libegl1 libosmesa6), or set MUJOCO_GL to egl or osmesa."
-            ) from error
+            raise _no_gl(_name(self), error) from error
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
             got = f"shape {frame.shape} of {frame.dtype}" if isinstance(frame, np.ndarray) else type(frame).__name__
             raise UserError(
@@ -237,6 +234,14 @@ def _draws_with_mujoco(env: gymnasium.Env[Any, Any]) -> bool:
     return "mujoco" in sys.modules and any("mujoco" in kind.__module__ for kind in type(env.unwrapped).__mro__)
 
 
+def _no_gl(name: str, error: Exception) -> UserError:
+    return UserError(
+        f"{name} cannot be drawn without a display ({str(error).strip()}; MUJOCO_GL is "
+        f"{os.environ.get('MUJOCO_GL', 'not set')}): install EGL or OSMesa (apt install libegl1 libosmesa6), or set "
+        "MUJOCO_GL to egl or osmesa."
+    )
+
+
 def _build(experiment: Experiment, render_mode: str) -> gymnasium.Env[Any, Any]:
     env, kwargs = experiment.environment()
     if isinstance(env, PixelSuite):  # its observations are its frames
@@ -244,6 +249,10 @@ def _build(experiment: Experiment, render_mode: str) -> gymnasium.Env[Any, Any]:
         return gymnasium.wrappers.HumanRendering(drawn) if render_mode == "human" else drawn
     try:
         return resolve(env, {**kwargs, "render_mode": render_mode}).factory()
+    except (AttributeError, ImportError) as error:  # MuJoCo loads what MUJOCO_GL names when it is imported
+        if not any("OpenGL" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+            raise
+        raise _no_gl(experiment.env, error) from error
     except TypeError as error:
         if not any(text in str(error) for text in ("render_mode", "takes no arguments")):
             raise
