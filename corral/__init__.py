@@ -19,7 +19,7 @@ _PUBLIC = {
     "train": "corral.runs.train",
     "resume": "corral.runs.train",
     "load_policy": "corral.runs.load",
-    "evaluate": "corral.runs.evaluate",
+    "evaluate": "corral.runs.evaluation.evaluate",
     "record": "corral.runs.views.video",
     "plot": "corral.runs.views.plot",
     "Callback": "corral.runs.callbacks.base",
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from corral.planning.search_policy import Search
     from corral.planning.snapshots import Snapshots
     from corral.runs.callbacks.base import Callback
-    from corral.runs.evaluate import evaluate
+    from corral.runs.evaluation.evaluate import evaluate
     from corral.runs.load import load_policy
     from corral.runs.sinks.base import MetricSink
     from corral.runs.train import resume, train

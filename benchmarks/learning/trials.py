@@ -123,7 +123,7 @@ def read_trial(claim: Claim, seed: int, run_dir: Path) -> Trial:
 
 def _saved(run_dir: Path) -> dict[str, Any]:
     """What the last checkpoint says of the run."""
-    from corral.runs import checkpoint
+    from corral.runs.checkpoints import checkpoint
     from corral.runs.folder import RunFolder
 
     _, meta = checkpoint.load(RunFolder.open(run_dir), "latest", only=checkpoint.POLICY)

@@ -84,7 +84,7 @@ class PlanningFigure:
 
 def mean_of(values: tuple[float, ...]) -> tuple[float, float]:
     """The mean, and the half width of its 95 % interval."""
-    from corral.runs.evaluate import Evaluation
+    from corral.runs.evaluation.evaluate import Evaluation
 
     found = Evaluation(values, ())
     return found.mean, found.half_width
@@ -94,7 +94,7 @@ def half_trained(
     task: PlanningTask, seeds: Sequence[int], sims: Sequence[int], episodes: int, folder: Path, say: Say
 ) -> list[PlanningFigure]:
     """Train PPO with each seed until it is half-trained, and let it act alone and with search."""
-    from corral.runs.evaluate import acting_seed, make_eval_vec
+    from corral.runs.evaluation.evaluate import acting_seed, make_eval_vec
     from corral.runs.load import load_policy
     from corral.runs.train import train
 
@@ -121,7 +121,7 @@ def planners(
 
     In Pendulum these include MPPI, and MPPI on the C++ simulator `pendulum` if it is given.
     """
-    from corral.runs.evaluate import make_eval_vec
+    from corral.runs.evaluation.evaluate import make_eval_vec
 
     experiment = Experiment.make("ppo", task.env)
     makers: dict[str, Callable[[VecEnv, int], Policy]] = {
@@ -192,7 +192,7 @@ def _random(vec: VecEnv, seed: int) -> Policy:
 
 def _linked(program: Path, episodes: int) -> VecEnv:
     """Environments in C++ simulators."""
-    from corral.runs.evaluate import num_eval_envs
+    from corral.runs.evaluation.evaluate import num_eval_envs
 
     count = num_eval_envs(episodes)
     simulators = min(_SIMULATORS, count)
@@ -201,7 +201,7 @@ def _linked(program: Path, episodes: int) -> VecEnv:
 
 
 def _play(vec: VecEnv, policy: Policy, episodes: int, seed: int) -> Play:
-    from corral.runs.evaluate import evaluate_policy
+    from corral.runs.evaluation.evaluate import evaluate_policy
 
     watched = _Watched(policy)
     found = evaluate_policy(vec, watched, episodes, seed)

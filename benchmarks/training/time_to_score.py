@@ -18,7 +18,7 @@ from benchmarks.common.rounds import Spread
 from benchmarks.training.peers import ENV
 from corral.config.experiment import Experiment
 from corral.envs.make import make_vec
-from corral.runs.evaluate import evaluate_policy
+from corral.runs.evaluation.evaluate import evaluate_policy
 from corral.topologies.sync import Sync
 
 BAR = 475.0

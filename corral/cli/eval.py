@@ -13,7 +13,7 @@ from corral.cli.options import Checkpoint, EnvKwargs, Flag, OptionalCount, RunDi
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
-    from corral.runs.evaluate import Evaluation
+    from corral.runs.evaluation.evaluate import Evaluation
     from corral.runs.load import LoadedPolicy
 
 _EPISODES = 10
@@ -56,7 +56,7 @@ class Eval:
                 raise UserError(f"--{name} must be at least {least}, got {value}.")
         if self.search_sims is not None and self.search_sims < 1:
             raise UserError(f"--search-sims must be at least 1, got {self.search_sims}: omit it for no search.")
-        from corral.runs.evaluate import with_env
+        from corral.runs.evaluation.evaluate import with_env
         from corral.runs.load import load_policy
 
         loaded = load_policy(self.run_dir, self.checkpoint, device="run")
@@ -79,7 +79,7 @@ class Eval:
         return 0
 
     def _solve(self, loaded: LoadedPolicy) -> None:
-        from corral.runs.evaluate import solved_fraction
+        from corral.runs.evaluation.evaluate import solved_fraction
 
         share, count = solved_fraction(loaded, self.search_sims)
         if self.json:
@@ -88,7 +88,7 @@ class Eval:
             print(f"Correct moves: {share:.1%} of {count:,} solved positions")
 
     def _play(self, loaded: LoadedPolicy) -> dict[str, Evaluation]:
-        from corral.runs.evaluate import evaluate_loaded
+        from corral.runs.evaluation.evaluate import evaluate_loaded
         from corral.runs.views.video import make_screen
 
         experiment = loaded.experiment

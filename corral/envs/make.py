@@ -82,13 +82,7 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
             raise UserError("backend='native' takes one environment, not a list; use 'local', 'process' or 'ray'.")
         vec = _from_factories([resolve(e, env_kwargs) for e in env], backend, workers, cores, supervision, role)
     else:
-        native = None
-        if backend in ("auto", "native"):
-            native = native_vec_env(env, env_kwargs, num_envs, workers or cores, role, required=backend == "native")
-        if native is not None and backend == "auto":
-            native.resolved_backend = "native", workers
-        factories = [resolve(env, env_kwargs)] * num_envs if native is None else []
-        vec = native or _from_factories(factories, backend, workers, cores, supervision, role)
+        vec = _from_env(env, env_kwargs, num_envs, backend, workers, cores, supervision, role)
     vec.seed = seed
     if info:
         _keep_infos(vec, [info] if isinstance(info, str) else list(info))
@@ -103,6 +97,19 @@ def _keep_infos(vec: VecEnv, names: list[str]) -> None:
     except BaseException:
         vec.close()
         raise
+
+
+def _from_env(
+    env: EnvLike, env_kwargs: Mapping[str, Any] | None, num_envs: int, backend: str, workers: int | None, cores: int,
+    supervision: Supervision, role: str,
+) -> VecEnv:  # fmt: skip
+    if backend in ("auto", "native"):
+        native = native_vec_env(env, env_kwargs, num_envs, workers or cores, role, required=backend == "native")
+        if native is not None:
+            if backend == "auto":
+                native.resolved_backend = "native", workers
+            return native
+    return _from_factories([resolve(env, env_kwargs)] * num_envs, backend, workers, cores, supervision, role)
 
 
 def _from_factories(

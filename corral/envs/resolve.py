@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 from corral.core.errors import EnvNotStarted, UserError
 from corral.core.gym_env import EnvFactory, explain
 from corral.envs import suites
-from corral.envs.old_gym import OldGym
+from corral.envs.adapters.old_gym import OldGym
 from corral.envs.suites.atari import is_atari_id
 
 _PLUGINS = {

@@ -21,7 +21,7 @@ import numpy as np
 
 from corral.core.errors import UserError
 from corral.core.types import Tree
-from corral.envs.as_gymnasium import INFOS, HeldRows, ResetSeeds
+from corral.envs.adapters.as_gymnasium import INFOS, HeldRows, ResetSeeds
 from corral.envs.backends.simulators.options import is_url
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike

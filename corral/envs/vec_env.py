@@ -178,13 +178,13 @@ class VecEnv(ABC):
         a `gymnasium.vector.AutoresetMode`. A VecEnv made from a Gymnasium vector environment returns that one, in its
         own mode.
         """
-        from corral.envs.as_gymnasium import make_gymnasium_env
+        from corral.envs.adapters.as_gymnasium import make_gymnasium_env
 
         self._require_full_batches()
         return make_gymnasium_env(self, autoreset)
 
     def as_sb3(self) -> Sb3VecEnv:
-        from corral.envs.as_sb3 import make_sb3_vec_env
+        from corral.envs.adapters.as_sb3 import make_sb3_vec_env
 
         self._require_full_batches()
         return make_sb3_vec_env(self)

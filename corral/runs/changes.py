@@ -13,7 +13,7 @@ from corral.config import overrides as settings
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
 from corral.core.types import EnvSpec
-from corral.runs import checkpoint
+from corral.runs.checkpoints import checkpoint
 from corral.runs.folder import RunFolder
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from corral.core.errors import UserError
 from corral.core.spaces import Leaf
 from corral.core.types import Array, EnvSpec, Tree, tree_map
 from corral.nets.network import use_precision
-from corral.runs import checkpoint
+from corral.runs.checkpoints import checkpoint
 from corral.runs.folder import RunFolder
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ import numpy as np
 from corral.config.experiment import Experiment
 from corral.config.migrate import metric_name
 from corral.core.errors import UserError
-from corral.runs import checkpoint
 from corral.runs.callbacks.dispatch import Dispatcher
-from corral.runs.evaluate import Evaluation
-from corral.runs.evaluator import BackgroundEvaluator, Evaluated, EvaluationStopped, Evaluator
+from corral.runs.checkpoints import checkpoint
+from corral.runs.evaluation.evaluate import Evaluation
+from corral.runs.evaluation.evaluator import BackgroundEvaluator, Evaluated, EvaluationStopped, Evaluator
 from corral.runs.folder import RunFolder, atomic_path
 from corral.runs.load import LoadedPolicy
 from corral.runs.sinks.base import STEP, WALL_S, MetricSinks

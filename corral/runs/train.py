@@ -14,12 +14,12 @@ from corral.config.experiment import Experiment
 from corral.core.errors import RunFailed
 from corral.core.log import print_only_errors
 from corral.runs.changes import change_settings, describe_changes, give_env
+from corral.runs.checkpoints.warm_start import resolve_start
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
 from corral.runs.plugins import CallbackLike, Plugins, SinkLike
 from corral.runs.sinks.csv import read_metrics
 from corral.runs.training_loop import Result, TrainingLoop, handle_stop_signals
-from corral.runs.warm_start import resolve_start
 from corral.runtimes.base import Mailbox, MakeRole, RoleLost
 from corral.runtimes.process import ProcessRuntime
 from corral.runtimes.supervised_role import SupervisedRole

@@ -18,18 +18,18 @@ from corral.core.errors import EnvNotStarted
 from corral.core.portable import STOP_SIGNALS
 from corral.core.types import EnvSpec
 from corral.nets.network import describe_encoding
-from corral.runs import checkpoint
 from corral.runs.callbacks.clocks import Checkpoints, EvaluationClock, MetricsClock
 from corral.runs.callbacks.dispatch import Dispatcher
 from corral.runs.callbacks.progress import Progress
 from corral.runs.callbacks.slow_calls import SlowCalls
-from corral.runs.evaluator import BackgroundEvaluator, Evaluator
+from corral.runs.checkpoints import checkpoint
+from corral.runs.checkpoints.warm_start import load_start
+from corral.runs.evaluation.evaluator import BackgroundEvaluator, Evaluator
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder, require_same_env
 from corral.runs.plugins import Plugins
 from corral.runs.run import ActiveRun
 from corral.runs.sinks.base import MetricSinks
-from corral.runs.warm_start import load_start
 from corral.topologies.base import Topology, make_topology
 
 log = logging.getLogger("corral.runs")

@@ -17,7 +17,7 @@ from corral.cli.options import parse
 from corral.cli.plot import Plot
 from corral.cli.top import Top
 from corral.core.errors import UserError
-from corral.runs.checkpoint import save
+from corral.runs.checkpoints.checkpoint import save
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
 from corral.runs.sinks.csv import CsvSink

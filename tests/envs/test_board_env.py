@@ -13,7 +13,7 @@ from corral.core.errors import UserError
 from corral.core.gym_env import legal
 from corral.envs.suites.games import Connect4, TicTacToe
 from corral.envs.suites.games.connect4 import CONNECT4
-from corral.runs.state_files import read_state, write_state
+from corral.runs.checkpoints.state_files import read_state, write_state
 from corral.runs.views.video import record_policy
 from corral.testing import check_env
 

@@ -14,7 +14,7 @@ from gymnasium.wrappers import TimeLimit
 import corral
 from corral.core.errors import EnvFailed, UserError
 from corral.core.seeding import env_seeds
-from corral.envs.as_gymnasium import AsGymnasium
+from corral.envs.adapters.as_gymnasium import AsGymnasium
 from corral.testing import CountingEnv, TreeEnv
 
 BACKENDS = ["local", "process", pytest.param("ray", marks=pytest.mark.ray)]

@@ -13,7 +13,7 @@ from helpers.old_envs import WALK_SPACES, AdaptedWalk, FiveValues, SeededWalk, W
 
 import corral
 from corral.cli.main import main
-from corral.envs.old_gym import _announced
+from corral.envs.adapters.old_gym import _announced
 
 old_gym = corral.envs.old_gym
 

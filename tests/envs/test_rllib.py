@@ -10,7 +10,7 @@ from helpers.sims import Sim, free_url, wait_for
 
 import corral
 from corral.core.errors import UserError
-from corral.envs.as_gymnasium import HeldRows
+from corral.envs.adapters.as_gymnasium import HeldRows
 from corral.envs.rllib import SingleEnv, register
 from corral.envs.wrappers import ClipReward
 from corral.testing.envs import CountingEnv, TreeEnv

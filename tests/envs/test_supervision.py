@@ -74,7 +74,7 @@ def test_impossible_limits_are_refused(settings, tmp_path):
 
 
 def test_limits_of_a_run_reach_training_and_evaluation(monkeypatch):
-    from corral.runs import evaluate
+    from corral.runs.evaluation import evaluate
     from corral.topologies import base
 
     seen = []

@@ -2,7 +2,7 @@
 
 from corral.config.experiment import Experiment
 from corral.envs.make import make_vec
-from corral.runs.evaluate import evaluate_policy
+from corral.runs.evaluation.evaluate import evaluate_policy
 from corral.topologies.sync import Sync
 
 ENVS = "corral.testing.envs"

@@ -7,8 +7,8 @@ import pytest
 import torch
 from helpers.short_runs import learn, score
 
-from corral.runs.checkpoint import load
-from corral.runs.evaluate import acting_seed, evaluate_policy, make_eval_vec
+from corral.runs.checkpoints.checkpoint import load
+from corral.runs.evaluation.evaluate import acting_seed, evaluate_policy, make_eval_vec
 from corral.runs.folder import RunFolder
 from corral.runs.load import load_policy
 from corral.runs.sinks.csv import read_metrics

@@ -15,7 +15,7 @@ from corral.acting.policy import FunctionPolicy
 from corral.core.spaces import Layout
 from corral.envs.backends.simulators.options import external_vec_env
 from corral.envs.supervision import Supervision
-from corral.runs.evaluate import evaluate_policy
+from corral.runs.evaluation.evaluate import evaluate_policy
 from corral.testing import CountingEnv
 
 SHORT = {"num_steps": 16, "num_minibatches": 1, "eval_every": 128, "eval_episodes": 4, "quiet": True}

@@ -6,7 +6,7 @@ import pytest
 
 import corral
 from corral.planning.shooting import Mppi
-from corral.runs.evaluate import evaluate_policy
+from corral.runs.evaluation.evaluate import evaluate_policy
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from corral.core.types import EnvSpec
 from corral.nets.actor_critic import ActorCritic
 from corral.nets.config import NetConfig
 from corral.planning.shooting import Mppi
-from corral.runs.evaluate import evaluate_policy
+from corral.runs.evaluation.evaluate import evaluate_policy
 
 
 class ReplayPoint(gymnasium.Env):

@@ -16,7 +16,7 @@ from corral.core.errors import UserError
 from corral.envs.suites.games import TicTacToe
 from corral.planning.search_policy import draw, sharpened
 from corral.planning.shooting import Shooting
-from corral.runs.evaluate import evaluate_policy
+from corral.runs.evaluation.evaluate import evaluate_policy
 
 
 class Corridor(gymnasium.Env):

@@ -6,7 +6,7 @@ import pytest
 import corral
 from corral.core.errors import UserError
 from corral.planning.versus import Versus, read_opponent
-from corral.runs.evaluate import evaluate_policy
+from corral.runs.evaluation.evaluate import evaluate_policy
 
 GAME = "corral/TicTacToe-v0"
 

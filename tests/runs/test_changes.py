@@ -9,9 +9,9 @@ from helpers.callback_runs import events
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
 from corral.envs.suites import pixels
-from corral.runs import checkpoint
 from corral.runs.changes import change_settings
-from corral.runs.evaluate import evaluate
+from corral.runs.checkpoints import checkpoint
+from corral.runs.evaluation.evaluate import evaluate
 from corral.runs.folder import RunFolder
 from corral.runs.sinks.csv import read_metrics
 from corral.runs.train import resume, train

@@ -14,8 +14,8 @@ import torch
 from helpers.checkpoints import names, same
 
 from corral.core.errors import UserError
-from corral.runs import checkpoint
-from corral.runs.checkpoint import POLICY, BrokenCheckpoint, load, load_checkpoint, save
+from corral.runs.checkpoints import checkpoint
+from corral.runs.checkpoints.checkpoint import POLICY, BrokenCheckpoint, load, load_checkpoint, save
 
 
 def test_meta_comes_back_with_the_step(run):
@@ -257,7 +257,7 @@ def test_remains_of_a_killed_save_are_removed(run):
 _FULL_DISK = """
 import resource, sys, numpy as np
 from corral.core.errors import RunFailed
-from corral.runs.checkpoint import save
+from corral.runs.checkpoints.checkpoint import save
 from corral.runs.folder import RunFolder
 run = RunFolder.open(sys.argv[1])
 save(run, {"x": np.zeros(10)}, 1, {}, keep=1)
@@ -280,7 +280,7 @@ def test_full_disk_harms_no_checkpoint(run):
 
 _SAVER = """
 import sys, numpy as np
-from corral.runs.checkpoint import load, save
+from corral.runs.checkpoints.checkpoint import load, save
 from corral.runs.folder import RunFolder
 run = RunFolder.open(sys.argv[1])
 with run.lock():

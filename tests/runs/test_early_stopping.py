@@ -5,7 +5,7 @@ from helpers.callback_runs import events, train
 
 import corral
 from corral.runs.callbacks.early_stopping import EarlyStopping
-from corral.runs.evaluate import Evaluation
+from corral.runs.evaluation.evaluate import Evaluation
 
 
 class Evaluated:

@@ -9,8 +9,8 @@ import pytest
 import corral
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
-from corral.runs import evaluator as evaluator_module
-from corral.runs.evaluator import Evaluator
+from corral.runs.evaluation import evaluator as evaluator_module
+from corral.runs.evaluation.evaluator import Evaluator
 from corral.runs.events import read_events
 from corral.runs.sinks.csv import read_metrics
 

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from corral.runs.checkpoint import load_checkpoint
+from corral.runs.checkpoints.checkpoint import load_checkpoint
 from corral.runs.events import read_events
 from corral.runs.sinks.csv import read_metrics
 

@@ -9,7 +9,7 @@ from corral.algos.a2c import A2c
 from corral.algos.a2c import Config as A2cConfig
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
-from corral.runs.evaluate import evaluate
+from corral.runs.evaluation.evaluate import evaluate
 from corral.runs.folder import RunFolder
 from corral.runs.load import load_policy
 from corral.runs.train import resume, train

@@ -14,7 +14,7 @@ import yaml
 
 import corral
 from corral.core.errors import UserError
-from corral.runs.evaluate import Evaluation, acting_seed, evaluate_policy, make_eval_vec
+from corral.runs.evaluation.evaluate import Evaluation, acting_seed, evaluate_policy, make_eval_vec
 from corral.runs.load import load_policy
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,7 @@ print(json.dumps(sorted(unwanted & set(sys.modules))))
 def test_evaluation_in_a_fresh_process_equals_that_of_training(runs, name, which):
     code = """
 import json, sys, corral
-from corral.runs.evaluate import acting_seed, evaluate_policy, make_eval_vec
+from corral.runs.evaluation.evaluate import acting_seed, evaluate_policy, make_eval_vec
 loaded = corral.load_policy(sys.argv[1], sys.argv[2])
 seed = loaded.experiment.seed
 with make_eval_vec(loaded.experiment, 3, seed) as vec:
@@ -125,7 +125,7 @@ print(json.dumps([found, loaded.evaluation]))
 def test_the_loaded_policy_decides_as_the_one_in_training(runs, tmp_path):
     """Row by row, also where it samples: against the very network that was trained."""
     from corral.config.experiment import Experiment
-    from corral.runs import checkpoint
+    from corral.runs.checkpoints import checkpoint
     from corral.runs.folder import RunFolder
     from corral.topologies.sync import Sync
 
@@ -298,7 +298,7 @@ def test_the_interval_of_a_mean_is_students():
 
 
 def test_an_episode_without_end_does_not_hold_an_evaluation_up(runs, monkeypatch, caplog):
-    from corral.runs import evaluate as module
+    from corral.runs.evaluation import evaluate as module
 
     monkeypatch.setattr(module, "_MAX_STEPS", 7)
     monkeypatch.setattr(module._log, "propagate", True)

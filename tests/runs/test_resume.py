@@ -19,7 +19,7 @@ from gymnasium import spaces
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
 from corral.envs import auto
-from corral.runs.checkpoint import load
+from corral.runs.checkpoints.checkpoint import load
 from corral.runs.folder import RunFolder
 from corral.runs.train import resume, train
 from corral.testing.envs import IdentityEnv

@@ -8,7 +8,7 @@ import torch
 from helpers.checkpoints import names, same
 
 from corral.core.errors import UserError
-from corral.runs.checkpoint import load, save
+from corral.runs.checkpoints.checkpoint import load, save
 
 
 def round_trip(run, value):
@@ -100,7 +100,7 @@ def test_parameters_and_optimizer_round_trip(run):
 
 
 def test_loaded_arrays_are_copies(run, monkeypatch):
-    monkeypatch.setattr("corral.runs.state_files._MAPPED", 8)
+    monkeypatch.setattr("corral.runs.checkpoints.state_files._MAPPED", 8)
     save(run, {"small": np.zeros(1, np.uint8), "mapped": np.zeros(64), "torch": torch.zeros(64)}, 1, {}, keep=1)
     state, _ = load(run)
     for value in state.values():
@@ -109,7 +109,7 @@ def test_loaded_arrays_are_copies(run, monkeypatch):
 
 
 def test_a_mapped_array_outlives_its_checkpoint(run, monkeypatch):
-    monkeypatch.setattr("corral.runs.state_files._MAPPED", 8)
+    monkeypatch.setattr("corral.runs.checkpoints.state_files._MAPPED", 8)
     save(run, {"x": np.arange(1000)}, 1, {}, keep=1)
     x = load(run)[0]["x"]
     save(run, {"x": np.zeros(1)}, 2, {}, keep=1)

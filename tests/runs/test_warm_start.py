@@ -7,7 +7,7 @@ import torch
 
 from corral.cli.main import main
 from corral.core.errors import UserError
-from corral.runs import checkpoint
+from corral.runs.checkpoints import checkpoint
 from corral.runs.folder import RunFolder
 from corral.runs.train import train
 

@@ -12,9 +12,10 @@ import numpy as np
 from corral.core.gym_env import EnvFactory
 from corral.core.types import Array, StepBatch, Tree
 from corral.envs.backends.row_vec_env import RowVecEnv
-from corral.envs.stepping.group import EnvGroup, RowEnv
+from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
+from corral.envs.stepping.live_row import RowEnv
 from corral.envs.stepping.row_infos import RowInfos
 from corral.envs.stepping.rows import EnvRows
 from corral.envs.supervision import IDLE, FaultLog, Supervision, Watchdog

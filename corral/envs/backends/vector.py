@@ -42,7 +42,7 @@ class VectorVecEnv(LockstepVecEnv):
 
     def as_gymnasium(self, autoreset: str | AutoresetMode | None = None) -> VectorEnv:
         if autoreset is not None:
-            from corral.envs.as_gymnasium import autoreset_mode
+            from corral.envs.adapters.as_gymnasium import autoreset_mode
 
             if autoreset_mode(autoreset) is not self._mode:
                 raise UserError(f"{self.spec.name} was built with autoreset {self._mode.value}, which cannot change.")

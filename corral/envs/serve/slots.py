@@ -22,8 +22,9 @@ from corral.envs.serve.state_errors import (
     require_id,
     unpack_state,
 )
-from corral.envs.stepping.group import EnvGroup, RowEnv
+from corral.envs.stepping.group import EnvGroup
 from corral.envs.stepping.id_set import IdSet, IdSets
+from corral.envs.stepping.live_row import RowEnv
 from corral.envs.stepping.rows import FAULTY, FIRST, GAME_OVER, TERMINATED, TRUNCATED, EnvRows
 from corral.envs.supervision import IDLE, Fault
 from corral.link import protocol as clp

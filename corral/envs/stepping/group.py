@@ -35,8 +35,6 @@ from corral.envs.stepping.id_set import IdSet, IdSets
 from corral.envs.stepping.recorder import Recorder
 from corral.envs.stepping.rows import FAULTY, FIRST, MASKED, EnvRows
 from corral.envs.supervision import IDLE, Fault, starting
-from corral.snapshot.keeper import EpisodeStart
-from corral.snapshot.live_env import LiveEnv
 from corral.snapshot.rng import State
 
 Notify = Callable[[IdSet], None]
@@ -376,33 +374,6 @@ class EnvGroup:
             f"Environment {env_id} ({self._name}) could not be restarted in {_REBUILD_TRIES} attempts, the last time "
             f"because of {last}; `corral check-env` shows what is wrong with it."
         )
-
-
-class RowEnv(LiveEnv):
-    """An environment of a group, which may rebuild it, and starts the next episode as soon as one ends."""
-
-    over = False
-
-    def __init__(self, group: EnvGroup, env_id: int):
-        self._group, self._env_id = group, env_id
-
-    @property
-    def env(self) -> gymnasium.Env[Any, Any]:
-        return self._group.envs[self._env_id]
-
-    def record(self) -> None:
-        self._group.record()
-
-    def last_obs(self) -> list[Array]:
-        return [view.copy() for view in self._group.rows.last_obs(self._env_id)]
-
-    def episode_start(self) -> EpisodeStart | None:
-        recorder = self._group.recorder
-        return None if recorder is None else recorder.episode_start(self._env_id, self.env)
-
-    def on_load(self, obs: list[Array] | None, over: bool, start: EpisodeStart | None) -> None:
-        assert obs is not None  # a row always has one
-        self._group.replace(self._env_id, self.env, obs)
 
 
 def _close(env: gymnasium.Env[Any, Any]) -> None:

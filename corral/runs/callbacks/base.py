@@ -8,7 +8,7 @@ from typing import Protocol
 
 from corral.config.experiment import Experiment
 from corral.core.types import Trajectory
-from corral.runs.evaluate import Evaluation
+from corral.runs.evaluation.evaluate import Evaluation
 
 
 class Run(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from corral.config.experiment import Experiment
 from corral.runs.callbacks.base import Callback, Run
-from corral.runs.evaluate import Evaluation
+from corral.runs.evaluation.evaluate import Evaluation
 
 
 class Clock(Callback):

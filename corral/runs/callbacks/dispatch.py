@@ -13,8 +13,8 @@ from corral.core.errors import RunFailed
 from corral.core.types import Trajectory
 from corral.runs.callbacks.base import Callback, Run
 from corral.runs.callbacks.slow_calls import SlowCalls
-from corral.runs.evaluate import Evaluation
-from corral.runs.evaluator import EvaluationStopped
+from corral.runs.evaluation.evaluate import Evaluation
+from corral.runs.evaluation.evaluator import EvaluationStopped
 
 HOOKS = ("on_start", "on_rollout", "on_update", "on_evaluation", "on_checkpoint", "on_end")
 Note = Callable[[str, str], None]

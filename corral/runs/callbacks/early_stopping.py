@@ -6,7 +6,7 @@ import math
 
 from corral.core.errors import UserError
 from corral.runs.callbacks.base import Callback, Run
-from corral.runs.evaluate import Evaluation
+from corral.runs.evaluation.evaluate import Evaluation
 
 
 class EarlyStopping(Callback):

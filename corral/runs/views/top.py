@@ -15,7 +15,7 @@ from corral.core.machine import resident_bytes
 from corral.core.portable import pointed_to
 from corral.core.types import Array
 from corral.runs.callbacks.progress import brief, duration
-from corral.runs.checkpoint import MANIFEST
+from corral.runs.checkpoints.checkpoint import MANIFEST
 from corral.runs.events import count_events, read_events
 from corral.runs.folder import RunFolder
 from corral.runs.sinks.csv import read_metrics

@@ -27,7 +27,7 @@ from corral.envs.resolve import EnvLike, resolve
 from corral.envs.suites.atari import AtariSuite
 from corral.envs.suites.pixels import PixelSuite
 from corral.envs.vec_env import VecEnv
-from corral.runs.evaluate import acting_seed, with_env
+from corral.runs.evaluation.evaluate import acting_seed, with_env
 from corral.runs.folder import atomic_path, require_same_env
 from corral.runs.load import load_policy
 

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space
 
 from corral.core.errors import UserError
 from corral.core.types import Array, StepBatch, Tree, stack_infos
-from corral.envs import env_calls
+from corral.envs.adapters import env_calls
 
 if TYPE_CHECKING:
     from corral.envs.vec_env import VecEnv

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corral.core.errors import UserError
-from corral.runs import checkpoint
+from corral.runs.checkpoints import checkpoint
 from corral.runs.load import find_checkpoint
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from gymnasium import spaces as gs
 
 from corral.core.errors import UserError
 from corral.core.types import Array, StepBatch, Tree
-from corral.envs import env_calls
-from corral.envs.as_gymnasium import ResetSeeds
+from corral.envs.adapters import env_calls
+from corral.envs.adapters.as_gymnasium import ResetSeeds
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv

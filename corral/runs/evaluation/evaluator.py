@@ -22,7 +22,7 @@ from corral.envs.backends.simulators.vec_env import LinkVecEnv
 from corral.envs.suites.games.board_env import is_self_play
 from corral.envs.vec_env import VecEnv
 from corral.learn.weights import to_tensors
-from corral.runs.evaluate import Evaluation, OnStep, link_opponent, make_eval_vec, play, report_seed
+from corral.runs.evaluation.evaluate import Evaluation, OnStep, link_opponent, make_eval_vec, play, report_seed
 from corral.runs.load import LoadedPolicy
 from corral.runtimes.base import Call, Handle, Mailbox, RoleLost
 from corral.runtimes.process import ProcessRuntime

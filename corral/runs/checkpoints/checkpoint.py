@@ -21,8 +21,7 @@ from typing import Any
 from corral.config.migrate import rename_envs
 from corral.core.errors import RunFailed, UserError
 from corral.core.portable import point, pointed_to, replace_file, sync_folder
-from corral.runs.folder import RunFolder, atomic_write
-from corral.runs.state_files import (
+from corral.runs.checkpoints.state_files import (
     branch_of,
     decode,
     encode,
@@ -32,6 +31,7 @@ from corral.runs.state_files import (
     size_and_hash,
     write_state,
 )
+from corral.runs.folder import RunFolder, atomic_write
 
 FORMAT = 1
 _MIGRATIONS: dict[int, Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], dict[str, Any]]]] = {}

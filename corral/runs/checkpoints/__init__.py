@@ -1,0 +1,1 @@
+"""Checkpoints: written, read, pruned, and as the start of another run."""

@@ -1,0 +1,1 @@
+"""Evaluations: of a policy, and of a run while it trains."""
