@@ -18,7 +18,7 @@ from corral.config.hints import one_of
 
 _CLOCKS = ("eval_", "checkpoint_", "keep_", "save_", "log_")
 _INDENT, _COLUMN = 2, 32  # of names, and of what they mean
-_ORDER = ("algorithm", "", "actor_learner", "data_parallel")
+_ORDER = ("algorithm", "", "supervision", "actor_learner", "data_parallel")
 
 
 def describe_settings(algo: str, preset: str, width: int) -> str:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 import corral
 from corral.envs import auto
+from corral.envs.supervision import Supervision
 from corral.testing import CountingEnv, FaultyEnv, SlowEnv
 
 
@@ -237,7 +238,7 @@ def test_auto_does_not_take_preemption_for_waiting(monkeypatch, what, workers):
             return super().step(action)
 
     monkeypatch.setattr(auto, "time", clocks)
-    cost = auto.measure(Busy, "Busy", 10.0)
+    cost = auto.measure(Busy, "Busy", Supervision())
     assert cost.wall_s == pytest.approx(3e-3, rel=0.1)
     assert auto.choose(cost, 8, None, 2).workers == workers
 

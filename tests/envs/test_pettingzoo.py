@@ -81,7 +81,7 @@ def test_unsupported_game_is_refused_with_remedy():
     for game, message in (
         ("connect_for_v3", "choose connect_four_v3"),
         ("rps_v2", "has no mask of legal moves"),
-        ("no_such_module:env", "corral-rl"),
+        ("no_such_module:env", "not installed"),
     ):
         with pytest.raises(UserError, match=message):
             PettingZoo(game)

@@ -24,7 +24,7 @@ MISTAKES = {
     "numbers for dqn": (["train", "dqn", "--env", "Pendulum-v1", "--preset", "none"], "dqn needs discrete actions"),
     "memory for dqn": (["train", "dqn", *CART, "--set", "rnn=lstm"], "dqn does not support recurrent networks"),
     "memory for reinforce": (["train", "reinforce", *CART, "--set", "rnn=gru"], "does not support recurrent networks"),
-    "images": (["train", "ppo", *CART, "--set", "encoder=nature"], "needs image observations"),
+    "images": (["train", "ppo", *CART, "--set", "encoder=nature"], "needs images of at least 36 x 36, got Box"),
     "replay": (["train", "dqn", *CART, "--set", "buffer_size=10", "--preset", "none"], "buffer_size"),
     "layers": (
         ["train", "ppo", *CART, "--set", "hidden_sizes=100000,100000000000"],

@@ -50,7 +50,8 @@ def test_changed_setting_is_used_and_recorded(tmp_path):
     rates = read_metrics(tmp_path)["learn/lr"]
     assert (rates[0], rates[-1]) == pytest.approx((2.5e-4, 1e-4))
     (event,) = events(tmp_path, "changed")
-    assert event["text"] == "steps: 64 -> 128, learning_rate: 0.00025 -> 0.0001, eval_every: 0 -> 6"
+    kept = "eval_every: 0 -> 6, eval_max_fraction: None -> 0.2"  # of the shorter run
+    assert event["text"] == f"steps: 64 -> 128, learning_rate: 0.00025 -> 0.0001, {kept}"
     assert event["env_steps"] == 64
     resume(tmp_path, learning_rate=1e-4, quiet=True)
     assert len(events(tmp_path, "changed")) == 1, "nothing changed"

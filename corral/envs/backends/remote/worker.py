@@ -135,4 +135,5 @@ def failure(error: BaseException) -> dict[str, Any]:
     text = str(error) if expected else "".join(traceback.format_exception(error))
     kinds = (("start", EnvNotStarted), ("user", UserError), ("failed", BaseException))
     kind = next(kind for kind, cls in kinds if isinstance(error, cls))
-    return {"kind": kind, "text": text, "error": dump_error(error)}
+    origin = error.__cause__ if kind == "start" and error.__cause__ is not None else error  # pickling drops the cause
+    return {"kind": kind, "text": text, "error": dump_error(origin)}
