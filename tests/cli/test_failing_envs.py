@@ -94,7 +94,7 @@ def stopped(tmp_path, number, started, *settings):
         run.wait(10)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", ["local", "process"])
 def test_a_signal_ends_the_wait_for_a_first_reset(number, backend, tmp_path):
     code, left = stopped(tmp_path, number, lambda folder: (folder / "config.yaml").exists(), f"backend={backend}")

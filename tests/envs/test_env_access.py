@@ -17,7 +17,7 @@ from corral.core.seeding import env_seeds
 from corral.envs.adapters.as_gymnasium import AsGymnasium
 from corral.testing import CountingEnv, TreeEnv
 
-BACKENDS = ["local", "process", pytest.param("ray", marks=pytest.mark.ray)]
+BACKENDS = ["local", "process", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
 
 
 class RoomEnv(gymnasium.Env):

@@ -11,7 +11,7 @@ from corral.core.errors import UserError
 from corral.core.types import stack_infos
 from corral.testing import CountingEnv, FaultyEnv
 
-BACKENDS = ["local", "process", pytest.param("ray", marks=pytest.mark.ray)]
+BACKENDS = ["local", "process", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
 
 
 class InfoEnv(gymnasium.Env):

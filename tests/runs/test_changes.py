@@ -167,7 +167,10 @@ def test_another_env_for_a_run_that_has_one_is_refused(runs):
         resume(runs("ppo").path, env=pixels("CartPole-v1"), quiet=True)
 
 
-@pytest.mark.parametrize(("algo", "settings"), [("ppo", {"num_steps": 8}), ("impala", {"actors": 1, "num_steps": 8})])
+@pytest.mark.parametrize(
+    ("algo", "settings"),
+    [("ppo", {"num_steps": 8}), pytest.param("impala", {"actors": 1, "num_steps": 8}, marks=pytest.mark.slow)],
+)
 def test_quiet_prints_nothing_at_all(tmp_path, capfd, monkeypatch, algo, settings):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a program that has not set up logging
     made = SMALL | {"eval_episodes": 1, "num_envs": 2, "backend": "auto"} | settings

@@ -60,7 +60,7 @@ class SlowRun:
         return int(sum(value == value for value in found))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("slow_in", ["reset", "episode"])
 def test_a_signal_ends_an_evaluation_during_training(tmp_path, number, slow_in):
     run = SlowRun(tmp_path, "eval_every=32", slow_in=slow_in)
@@ -93,7 +93,7 @@ def test_a_learner_process_passes_a_signal_to_its_evaluation(tmp_path):
     assert run.events()[-1] == "stopped"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_nothing_is_left_of_an_evaluation_in_the_background(tmp_path, number):
     run = SlowRun(tmp_path, "eval_every=16", "eval_background=true", "backend=process", "workers=1", slow_in="reset")
     run.wait_until_slow()

@@ -48,7 +48,9 @@ def test_a_class_of_corral_is_its_name():
     assert Experiment.make(A2c, "CartPole-v1").algo == "a2c"
 
 
-@pytest.mark.parametrize("settings", [{}, {"topology": "actor_learner", "actors": 2}])
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"topology": "actor_learner", "actors": 2}, marks=pytest.mark.slow)]
+)
 def test_a_class_of_a_function_trains_with_a_warning(tmp_path, settings):
     result = train(local_class(), "CartPole-v1", run_dir=tmp_path / "run", **SMALL | settings)
     assert result.best_report > 0, "the best checkpoint was loaded, where the class is known"
