@@ -6,11 +6,13 @@ with CORRAL_PORTABLE=1, it uses nothing that Windows or macOS lacks.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +27,14 @@ READABLE, WRITABLE = 1, 4  # POLLIN and POLLOUT, EPOLLIN and EPOLLOUT
 _REPLACE_S = 2.0
 
 yield_core: Callable[[], Any] = getattr(os, "sched_yield", lambda: time.sleep(0))
+
+
+def signal_main_thread(number: signal.Signals) -> None:
+    """Run the main thread's handler of a signal; on POSIX also while it waits in a system call."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        _thread.interrupt_main(number)
 
 
 class Poll(Protocol):

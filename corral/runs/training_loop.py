@@ -15,7 +15,7 @@ from typing import Any
 from corral.config import presets
 from corral.config.experiment import Experiment
 from corral.core.errors import EnvNotStarted
-from corral.core.portable import STOP_SIGNALS
+from corral.core.portable import STOP_SIGNALS, signal_main_thread
 from corral.core.types import EnvSpec
 from corral.nets.network import describe_encoding
 from corral.runs.callbacks.clocks import Checkpoints, EvaluationClock, MetricsClock
@@ -290,7 +290,7 @@ class TrainingLoop:
         """Interrupt an iteration that still waits for environments; the last checkpoint remains."""
         if self._topology.awaits_envs:
             log.warning("stopping without a new checkpoint: the environments have not answered for %.0f s", _STOP_S)
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+            signal_main_thread(signal.SIGTERM)
 
 
 @contextlib.contextmanager
