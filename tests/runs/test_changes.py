@@ -133,6 +133,7 @@ def test_actors_that_cannot_share_the_replay_are_refused(tmp_path):
 
 
 def test_resume_of_a_finished_run_says_so(tmp_path, caplog):
+    caplog.set_level("INFO", "corral")
     train("a2c", "CartPole-v1", run_dir=tmp_path / "run", **SMALL)
     result = resume(tmp_path / "run")
     assert result.steps >= 64
