@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from corral.cli.options import EnvKwargs, EnvOrUrl, JsonFile, OptionalCount, Seconds, parse_env_kwargs
 from corral.core.errors import UserError
+from corral.core.log import log_level
 
 if TYPE_CHECKING:
     from corral.testing.speed import Measurement, Speed
@@ -41,9 +42,9 @@ class Bench:
         from corral.cli.console import write_json
         from corral.testing.speed import measure_speed
 
-        logging.getLogger("corral").setLevel(logging.WARNING)  # the table shows the backends
         kwargs = parse_env_kwargs(self.env_kwargs)
-        speed = measure_speed(self.env, kwargs, self.seconds, self.num_envs, self.workers)
+        with log_level("corral", logging.WARNING):  # the table shows the backends
+            speed = measure_speed(self.env, kwargs, self.seconds, self.num_envs, self.workers)
         _print_table(speed)
         for name, why in speed.not_measured.items():
             print(f"Not measured: {name}: {why}")
