@@ -239,8 +239,8 @@ def _walk(space: Space, path: tuple[str | int, ...]) -> Iterator[Leaf]:
         advice = _ADVICE.get(kind, "use Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple")
         if path:
             advice += (
-                ", or leave it out by a wrapper (gymnasium.wrappers.FilterObservation; for MiniGrid minigrid.wrappers.ImgObsWrapper) "
-                "in a function of your own, `--env my_env:make` (docs/environments.md)"
+                ", or leave it out by a wrapper (gymnasium.wrappers.FilterObservation; for MiniGrid "
+                "minigrid.wrappers.ImgObsWrapper) in a function of your own, `--env my_env:make` (docs/environments.md)"
             )
         raise UserError(f"{kind} spaces{where} have no fixed size and are not supported: {advice}.")
 
