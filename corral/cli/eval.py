@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from corral.cli.options import Checkpoint, EnvKwargs, Flag, OptionalCount, RunDi
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
-    from corral.runs.evaluation.evaluate import Evaluation
+    from corral.runs.evaluation.evaluate import Evaluation, OnStep
     from corral.runs.load import LoadedPolicy
 
 _EPISODES = 10
@@ -98,9 +99,21 @@ class Eval:
         episodes = self.episodes or experiment.eval_episodes or _EPISODES
         both = self.deterministic == self.sampled and not self.render
         kinds = [True, False] if both else [self.deterministic or not self.sampled]
-        with make_screen(experiment) if self.render else contextlib.nullcontext() as vec:
-            results = evaluate_loaded(loaded, episodes, kinds, vec=vec, seed=self.seed, search_sims=self.search_sims)
+        screen = make_screen(experiment) if self.render else contextlib.nullcontext()
+        with screen as vec, show_progress(f"of {episodes} episodes") as show:
+            results = evaluate_loaded(
+                loaded, episodes, kinds, vec=vec, seed=self.seed, search_sims=self.search_sims, on_step=show
+            )
         return {"deterministic" if kind else "sampled": result for kind, result in zip(kinds, results, strict=True)}
+
+
+@contextlib.contextmanager
+def show_progress(total: str) -> Iterator[OnStep]:
+    """While the block runs, a line on a terminal that says how far the evaluation is."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("evaluating") as status:
+        yield lambda done, steps: status.update(f"evaluating: {done} {total}, {steps:,} steps")
 
 
 def planned_sims(loaded: LoadedPolicy, asked: int | None) -> int | None:

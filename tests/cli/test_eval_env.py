@@ -34,3 +34,13 @@ def test_evaluate_takes_arguments_of_the_environment(run, env):
 def test_arguments_of_evaluations_hold_unless_others_are_given(run):
     assert corral.evaluate(run, 1).lengths == (9,)
     assert corral.evaluate(run, 1, env_kwargs={"kind": "discrete"}).lengths == (9,)
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [("1", True), ("", False)])
+def test_eval_shows_on_a_terminal_how_far_it_is(run, capsys, monkeypatch, terminal, shown):
+    monkeypatch.setenv("FORCE_COLOR", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["eval", str(run), "--episodes", "2", "--sampled", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert ("evaluating: 2 of 2 episodes, " in err) is shown
+    assert len(json.loads(out)["sampled"]["returns"]) == 2

@@ -113,6 +113,7 @@ def evaluate_loaded(
     vec: VecEnv | None = None,
     seed: int | None = None,
     search_sims: int | None = None,
+    on_step: OnStep | None = None,
 ) -> list[Evaluation]:
     """One evaluation per entry of `kinds` (True: deterministic actions); in `vec` if given."""
     experiment = loaded.experiment
@@ -123,7 +124,7 @@ def evaluate_loaded(
     opened = contextlib.nullcontext(vec) if vec else make_eval_vec(experiment, episodes, seed, env=env, here=plans)
     with opened as envs:
         require_same_env(envs.spec, loaded.spec)
-        return [play(envs, make, kind, experiment, episodes, seed, env) for kind in kinds]
+        return [play(envs, make, kind, experiment, episodes, seed, env, on_step) for kind in kinds]
 
 
 def play(
