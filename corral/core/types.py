@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.core.errors import UserError
 from corral.core.spaces import Layout, Space
 
 Array = NDArray[Any]
@@ -41,6 +42,20 @@ def stack_infos(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             stacked[key] = _column(values, has)
         stacked[f"_{key}"] = has
     return stacked
+
+
+def unstack_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]:
+    """The infos of each environment, from Gymnasium's format (see `stack_infos`)."""
+    rows: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+    for key, values in infos.items():
+        if key.startswith("_") and key[1:] in infos:
+            continue
+        by_row = unstack_infos(values, num_envs) if isinstance(values, Mapping) else values
+        if not isinstance(by_row, (list, tuple, np.ndarray)) or len(by_row) != num_envs:
+            raise UserError(f"The info {key!r} of a vector environment must have {num_envs} rows, got {by_row!r}.")
+        for i in np.flatnonzero(infos.get(f"_{key}", np.ones(num_envs, np.bool_))).tolist():
+            rows[i][key] = by_row[i]
+    return rows
 
 
 def _column(values: list[Any], has: Array) -> Array:

@@ -56,8 +56,8 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
             simulators to wait for.
         seed: run seed, root of the environments' seeds, and of the spaces of `vec.spec` that the environment did not
             seed itself; `vec.reset(seed)` restarts with another.
-        info: keys of the environments' infos that batches carry (`StepBatch.info`), e.g. `("is_success",)`. Native
-            environments and external simulators have none.
+        info: keys of the environments' infos that batches carry (`StepBatch.info`), e.g. `("is_success",)`. External
+            simulators have none.
         env_kwargs: keyword arguments for the environment.
         supervision: deadlines and restart budget.
         role: branch of the seed tree; evaluation uses "eval" so that it never sees training seeds.

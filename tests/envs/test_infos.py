@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers.sims import Sim, free_url
 
 import corral
 from corral.core.errors import UserError
@@ -111,10 +112,78 @@ def test_an_info_that_cannot_be_copied_is_one_sentence(backend):
             vec.recv()
 
 
-def test_backends_without_infos_refuse_the_names():
-    venv = SyncVectorEnv([lambda: CountingEnv(3)], autoreset_mode=AutoresetMode.SAME_STEP)
-    with pytest.raises(UserError, match="does not transmit infos"):
-        corral.make_vec(venv, info=("is_success",))
+def _infos_by_env(vec, count):
+    """The first `count` infos of each environment, of steps and of resets."""
+    seen = [[] for _ in range(vec.num_envs)]
+    with vec:
+        batch = vec.recv()
+        while min(map(len, seen)) < count:
+            for i, info, first in zip(batch.env_ids.tolist(), batch.infos, batch.first_infos, strict=True):
+                seen[i].append(({k: np.asarray(v).tolist() for k, v in info.items()}, first))
+            vec.send(batch.env_ids, np.ones(len(batch.env_ids), np.int64))
+            batch = vec.recv()
+    return [rows[:count] for rows in seen]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_vector_envs_have_the_infos_of_local(mode):
+    factories = [lambda n=n: InfoEnv(n) for n in (2, 3)]
+    venv = SyncVectorEnv(factories, autoreset_mode=mode)
+    assert _infos_by_env(corral.make_vec(venv, info=KEYS), 9) == _infos_by_env(
+        corral.make_vec(factories, 2, "local", info=KEYS), 9
+    )
+
+
+def test_an_info_of_a_vector_env_must_have_its_rows():
+    class Shared(gymnasium.vector.VectorWrapper):
+        def step(self, actions):
+            return (*self.env.step(actions)[:4], {"where": 3})
+
+    venv = Shared(SyncVectorEnv([InfoEnv] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
+    with corral.make_vec(venv, info="where") as vec:
+        vec.send(vec.recv().env_ids, np.zeros(2, np.int64))
+        with pytest.raises(UserError, match="'where' of a vector environment must have 2 rows, got 3"):
+            vec.recv()
+
+
+def test_envpool_has_infos():
+    pytest.importorskip("envpool")
+    with corral.make_vec("CartPole-v1", 3, "native", info=("elapsed_step", "missing")) as vec:
+        batch, age = vec.recv(), np.zeros(3, int)
+        assert batch.info["elapsed_step"].tolist() == [0, 0, 0]
+        for _ in range(40):
+            vec.send(batch.env_ids, np.ones(3, np.int64))
+            batch, age = vec.recv(), age + 1
+            assert batch.info["elapsed_step"].tolist() == age.tolist()
+            assert [info.get("elapsed_step") for info in batch.first_infos] == [0 if f else None for f in batch.first]
+            age[batch.first] = 0
+
+
+def test_ale_has_infos():
+    pytest.importorskip("ale_py")
+    with corral.make_vec(corral.envs.suites.atari("Breakout"), 2, "native", info=("lives",)) as vec:
+        batch, ended = vec.recv(), 0
+        assert batch.info["lives"].tolist() == [5, 5]
+        for step in range(400):
+            vec.send(batch.env_ids, np.full(2, step % 4))
+            batch = vec.recv()
+            for i in range(2):
+                over, lost = batch.game_over[i], batch.first[i] and not batch.game_over[i]
+                assert ("lives" in batch.infos[i]) == (not over)  # ALE has only those of the new game
+                began = {"lives": 5} if over else batch.infos[i] if lost else {}
+                assert batch.first_infos[i] == began
+                ended += over
+        assert ended
+
+
+def test_simulators_refuse_the_names_of_infos():
+    url = free_url("tcp")
+    sim = Sim(lambda: CountingEnv(3), url)
+    try:
+        with pytest.raises(UserError, match="does not transmit infos"):
+            corral.make_vec(url, 1, info=("is_success",))
+    finally:
+        sim.end()
 
 
 def test_stack_infos_fills_rows_without_a_value():

@@ -11,20 +11,11 @@ from functools import partial
 import numpy as np
 import psutil
 import pytest
+from helpers.orphans import busy_program, gone
 
 import corral
 from corral.testing import CountingEnv, SlowEnv
 from corral.testing.play import play
-
-
-def gone(pids, within_s=5.0):
-    until = time.monotonic() + within_s
-    while any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
-
 
 SCRIPT = """
 import sys, time
@@ -110,42 +101,16 @@ def test_processes_of_an_env_die_with_its_worker():
     assert gone([second])
 
 
-ORPHANS = """
-import ctypes, os, subprocess, sys, threading, time
-import numpy as np
-import corral
-from corral.testing import CountingEnv
-
-class Busy(CountingEnv):
-    def reset(self, *, seed=None, options=None):
-        obs, info = super().reset(seed=seed, options=options)
-        obs[1], obs[2] = os.getpid(), subprocess.Popen(["sleep", "1000"]).pid
-        return obs, info
-    def step(self, action):
-        {how}
-
-def make():
-    global vec
-    vec = corral.make_vec(Busy, 1, "process")
-
-{start}
-batch = vec.recv()
-print(int(batch.obs[0, 1]), int(batch.obs[0, 2]), flush=True)
-vec.send(batch.env_ids, np.zeros(1, int))
-time.sleep(1000)
-"""
-
-
 @pytest.mark.parametrize("start", ["make()", "t = threading.Thread(target=make); t.start(); t.join()"])
 @pytest.mark.parametrize("how", ["time.sleep(1000)", "while True: pass", "ctypes.PyDLL(None).sleep(1000)"])
 def test_sigkill_of_parent_leaves_no_process(how, start, tmp_path):
     path = tmp_path / "script.py"
-    path.write_text(ORPHANS.format(how=how, start=start))
+    path.write_text(busy_program(how, start=start))
     with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True) as child:
         pids = [int(p) for p in child.stdout.readline().split()]
         time.sleep(0.3)  # let the environment get into its step, there holding the interpreter lock in C
         child.kill()
-    assert len(pids) == 2
+    assert len(pids) == 3
     assert gone(pids)
 
 
@@ -171,13 +136,17 @@ def test_a_fork_that_ends_leaves_the_workers_alone():
         assert not vec.recv().faulty.any()
 
 
-def test_the_death_of_a_worker_that_forked_is_noticed():
+def test_the_death_of_a_worker_that_forked_is_noticed(tmp_path):
+    forks = tmp_path / "pids"
+
     class Forks(CountingEnv):
         def step(self, action):
             if (pid := os.fork()) == 0:
                 time.sleep(30)
                 os._exit(0)
             os.setpgid(pid, pid)  # out of the group that the parent kills
+            with forks.open("a") as file:
+                file.write(f"{pid} ")
             return super().step(action)
 
     with corral.make_vec(Forks, 1, "process") as vec:
@@ -188,6 +157,8 @@ def test_the_death_of_a_worker_that_forked_is_noticed():
         vec.send(batch.env_ids, np.zeros(1, np.int64))
         assert vec.recv().faulty.all()
         assert [fault.kind for fault in vec.faults] == ["killed"]
+    for pid in forks.read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
 
 
 def test_an_interrupted_recv_closes_instead_of_hanging_later():

@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from helpers.orphans import busy_program, gone
 from helpers.portable import forced, portable_env  # noqa: F401
 
 from corral.core.portable import READABLE, WRITABLE, SelectPoll
@@ -16,27 +17,6 @@ from corral.runtimes.base import RoleLost, make_runtime
 from corral.runtimes.child import describe_exit
 from corral.runtimes.portable_child import PortableChild, _check
 from corral.runtimes.shared_memory import NamedMemory, shared_memory
-
-SCRIPT = """
-import ctypes, os, subprocess, sys, time
-import numpy as np
-import corral
-from corral.testing import CountingEnv
-
-class Busy(CountingEnv):
-    def reset(self, *, seed=None, options=None):
-        obs, info = super().reset(seed=seed, options=options)
-        obs[1], obs[2] = os.getpid(), subprocess.Popen(["sleep", "1000"]).pid
-        return obs, info
-    def step(self, action):
-        {how}
-
-vec = corral.make_vec(Busy, 2, "process", workers=2)
-batch = vec.recv()
-print(*batch.obs[:, 1:3].astype(int).ravel(), vec._reaper._process.pid, flush=True)
-vec.send(batch.env_ids, np.zeros(2, int))
-time.sleep(1000)
-"""
 
 
 class Slow:
@@ -53,11 +33,6 @@ class Slow:
         return [int(number) for number in self.stopped]
 
 
-def gone(pids, within_s=10.0):
-    _, left = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], within_s)
-    return not [p for p in left if p.status() != psutil.STATUS_ZOMBIE]
-
-
 @pytest.fixture
 def start(tmp_path):
     """Starts a script with two workers, each with a process of its own; returns it and all their pids."""
@@ -65,7 +40,7 @@ def start(tmp_path):
 
     def run(how):
         path = tmp_path / "script.py"
-        path.write_text(SCRIPT.format(how=how))
+        path.write_text(busy_program(how, workers=2))
         memory = tmp_path / "memory"
         memory.mkdir(exist_ok=True)
         child = subprocess.Popen([sys.executable, path], env=portable_env(memory), stdout=subprocess.PIPE, text=True)

@@ -7,6 +7,7 @@ the chosen ones, but the next step starts only after the others were received an
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from corral.core import seeding
 from corral.core.errors import UserError
 from corral.core.types import Array, EnvSpec, StepBatch, Tree
 from corral.envs.stepping.in_flight import InFlight
+from corral.envs.stepping.row_infos import RowInfos
 from corral.envs.vec_env import VecEnv
 
 
@@ -25,6 +27,7 @@ class LockstepVecEnv(VecEnv):
         self._in_flight = InFlight(num_envs, spec)
         self._actions = spec.action.empty(num_envs)
         self._stepping = False
+        self._infos: RowInfos | None = None  # values of `info`, if asked for
         self._batch: StepBatch | None = None  # rows of all environments, until the last of them is received
 
     @abstractmethod
@@ -44,6 +47,8 @@ class LockstepVecEnv(VecEnv):
     def reset(self, seed: int = 0) -> None:
         self._in_flight.start()
         self._stepping = False
+        if self._infos is not None:
+            self._infos.clear()
         try:
             obs = self._restart(seeding.env_seeds(seed, self._role, self.num_envs))
         except BaseException:
@@ -53,6 +58,9 @@ class LockstepVecEnv(VecEnv):
         self._batch = self._all_rows(obs, *rewards, *ends)
         self._batch.first[:] = True
         self._in_flight.complete(self._in_flight.all_envs.mask)
+
+    def keep_infos(self, names: Sequence[str]) -> None:
+        self._infos = RowInfos(names)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         chosen, leaves = self._in_flight.send(env_ids, actions)
@@ -81,8 +89,11 @@ class LockstepVecEnv(VecEnv):
         batch, chosen = self._batch, in_flight.take(wanted)
         assert batch is not None
         if chosen is not in_flight.all_envs:
-            return batch.take(chosen.ids)
-        self._batch = None
+            batch = batch.take(chosen.ids)
+        else:
+            self._batch = None
+        if self._infos is not None:
+            batch.infos, batch.first_infos = self._infos.collect(chosen.numbers)
         return batch
 
     def close(self) -> None:

@@ -51,10 +51,12 @@ class VectorVecEnv(LockstepVecEnv):
     def _restart(self, seeds: list[int]) -> Tree:
         self._due[:] = False
         try:
-            obs, _ = self._venv.reset(seed=seeds)  # type: ignore[arg-type]
+            obs, info = self._venv.reset(seed=seeds)  # type: ignore[arg-type]
         except (TypeError, ValueError, gymnasium.error.Error):
             # The interface only guarantees a single seed; Gymnasium's own two classes accept a list.
-            obs, _ = self._venv.reset(seed=seeds[0])
+            obs, info = self._venv.reset(seed=seeds[0])
+        if self._infos is not None:
+            self._infos.began_rows(self._in_flight.all_envs.ids, info)
         leaves = self._copy(obs)
         self._require_good(leaves, np.zeros(self.num_envs))
         return self.spec.observation.unflatten(leaves)
@@ -71,7 +73,10 @@ class VectorVecEnv(LockstepVecEnv):
                 batch.final_obs = self._final_obs(batch, final)
             else:
                 batch.final_obs = tree_map(np.copy, batch.obs)
-                first = self._copy(self._venv.reset(options={"reset_mask": ended.copy()})[0])
+                obs, info = self._venv.reset(options={"reset_mask": ended.copy()})
+                if self._infos is not None:
+                    self._infos.began_rows(batch.env_ids, info, ended)
+                first = self._copy(obs)
                 self._require_good(first, batch.reward)
                 for leaf, fresh in zip(self.spec.observation.flatten(batch.obs), first, strict=True):
                     leaf[ended] = fresh[ended]
@@ -101,6 +106,12 @@ class VectorVecEnv(LockstepVecEnv):
         batch, ended = self._all_rows(obs, rewards, rewards.copy(), terminated, truncated), terminated | truncated
         # With same-step autoreset, the infos of an ended row are of its reset; those of the step are in `final_info`.
         same_step = self._mode is AutoresetMode.SAME_STEP
+        if self._infos is not None:
+            began = ended if same_step else self._due
+            self._infos.stepped_rows(batch.env_ids, info, ~began)
+            if same_step and ended.any():
+                self._infos.stepped_rows(batch.env_ids, info.get("final_info", {}), ended)
+            self._infos.began_rows(batch.env_ids, info, began)
         for source, rows in ((info, ~ended if same_step else None), (info.get("final_info"), ended)):
             if isinstance(source, dict):
                 _read(source, "raw_reward", rows, batch.raw_reward)

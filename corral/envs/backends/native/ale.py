@@ -57,6 +57,8 @@ class AleVecEnv(LockstepVecEnv):
             self._venv.recv()
         obs, info = self._venv.reset(seed=np.array(seeds))
         self._lives, self._frame = info["lives"], info["episode_frame_number"]
+        if self._infos is not None:
+            self._infos.began_rows(self._in_flight.all_envs.ids, info)
         self._age[:] = self._min_age = 0
         self._pad(obs, self._in_flight.all_envs.ids)
         return obs
@@ -85,6 +87,13 @@ class AleVecEnv(LockstepVecEnv):
             self._pad_new_stacks(batch.final_obs)
             self._age[batch.first] = self._min_age = 0
             self._pad(obs, np.flatnonzero(batch.first))
+        if self._infos is not None:
+            restarted = (
+                batch.first & batch.game_over
+            )  # ALE's infos are then of the new game; those of the step are lost
+            self._infos.stepped_rows(batch.env_ids, info, ~restarted)
+            self._infos.stepped_rows(batch.env_ids, {}, restarted)
+            self._infos.began_rows(batch.env_ids, info, batch.first)
         self._lives, self._frame = lives, frame
         return batch, self._in_flight.all_envs.ids
 

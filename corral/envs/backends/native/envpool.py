@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from corral.core.errors import EnvFailed, UserError
 from corral.core.types import Array, EnvSpec, StepBatch, Tree
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.in_flight import InFlight
+from corral.envs.stepping.row_infos import RowInfos
 from corral.envs.stepping.rows import FIRST, GAME_OVER, TERMINATED, TRUNCATED, EnvRows
 from corral.envs.vec_env import VecEnv
 
@@ -57,9 +58,15 @@ class EnvPoolVecEnv(VecEnv):
         rows.flags[:] = False
         rows.flags[:, FIRST] = True
         with _quietly():
-            obs, _ = self._pool.reset()
+            obs, info = self._pool.reset()
+        if rows.infos is not None:
+            rows.infos.clear()
+            rows.infos.began_rows(self._in_flight.all_envs.ids, info)
         self._write(self._in_flight.all_envs.ids, obs)
         self._in_flight.complete(self._in_flight.all_envs.mask)
+
+    def keep_infos(self, names: Sequence[str]) -> None:
+        self._rows.infos = RowInfos(names)
 
     def send(self, env_ids: Array, actions: Tree) -> None:
         chosen, leaves = self._in_flight.send(env_ids, actions)
@@ -82,7 +89,7 @@ class EnvPoolVecEnv(VecEnv):
     def _step(self, chosen: IdSet) -> None:
         rows, ids = self._rows, chosen.ids
         actions = self.spec.action.unflatten([leaf[ids] for leaf in rows.action])
-        obs, reward, terminated, truncated, _ = self._pool.step(actions, ids.astype(np.int32))
+        obs, reward, terminated, truncated, info = self._pool.step(actions, ids.astype(np.int32))
         rows.step[ids] += 1
         truncated = truncated | (rows.step[ids] >= self._limit)
         ended = terminated | truncated
@@ -92,12 +99,17 @@ class EnvPoolVecEnv(VecEnv):
         flags[:, FIRST] = flags[:, GAME_OVER] = ended
         rows.flags[ids] = flags
         self._write(ids, obs)
+        if rows.infos is not None:
+            rows.infos.stepped_rows(ids, info)
         if ended.any():
             over = ids[ended]
             for final, last in zip(rows.final, rows.obs, strict=True):
                 final[over] = last[0, over]
             rows.step[over] = 0
-            self._write(over, self._pool.reset(over.astype(np.int32))[0])
+            obs, info = self._pool.reset(over.astype(np.int32))
+            if rows.infos is not None:
+                rows.infos.began_rows(over, info)
+            self._write(over, obs)
         if not np.isfinite(rows.reward[ids]).all():
             raise self._not_finite(ids[~np.isfinite(rows.reward[ids])])
         self._in_flight.complete(chosen.mask)
