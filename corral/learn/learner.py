@@ -253,6 +253,7 @@ class Learner:
             "skipped": self.skipped,
             "new_moments": self._new_moments,
             "learning_rates": {n: group.fixed_lr for n, group in self._groups.items() if group.fixed_lr is not None},
+            "first_learning_rates": {n: group.first_lr for n, group in self._groups.items()},
         }
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -285,7 +286,10 @@ class Learner:
         # Older checkpoints lack these keys.
         self._new_moments = None if state.get("new_moments") is None else torch.as_tensor(state["new_moments"]).clone()
         for name, group in self._groups.items():
-            group.fixed_lr = state.get("learning_rates", {}).get(name)
+            if state.get("first_learning_rates", {}).get(name, group.first_lr) == group.first_lr:
+                group.fixed_lr = state.get("learning_rates", {}).get(name)
+            else:  # the setting was changed since, which ends what a callback had set
+                group.fixed_lr = None
 
 
 class _Group:
@@ -296,6 +300,11 @@ class _Group:
         self.fixed_lr: float | None = None  # instead of the schedule
         self.optimizer = group.optimizer([flat_slice.weights])
         self.lr = 0.0
+
+    @property
+    def first_lr(self) -> float:
+        """By the settings, at the run's start."""
+        return self._group.learning_rate(0.0)
 
     def learning_rate(self, progress: float) -> float:
         return self._group.learning_rate(progress) if self.fixed_lr is None else self.fixed_lr

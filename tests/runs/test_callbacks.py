@@ -165,6 +165,8 @@ def test_learning_rate_that_was_set_survives_a_resume(settings, tmp_path):
     train(tmp_path / "run", callbacks=[Lower()], learning_rate=1e-3, **settings)
     corral.resume(tmp_path / "run", steps=768, quiet=True)
     assert set(read_metrics(tmp_path / "run")["learn/lr"].tolist()) == {1e-5}
+    corral.resume(tmp_path / "run", steps=1024, quiet=True, learning_rate=2e-4, anneal_lr=False)
+    assert read_metrics(tmp_path / "run")["learn/lr"][-1] == 2e-4, "a changed setting ends what a callback had set"
 
 
 def test_a_resumed_run_calls_on_start_again(tmp_path):
