@@ -91,7 +91,6 @@ def _dispatch(argv: list[str], commands: Commands, prog: str) -> int:
         return 0
     name, options = _split(argv, commands, prog)
     module_name, _, class_name = commands[name][0].partition(":")
-    sys.path.insert(0, os.getcwd())  # so that module:Class finds the user's files, as with `python -m`
     from corral.cli.options import parse
 
     command = parse(getattr(importlib.import_module(module_name), class_name), options, f"{prog} {name}")

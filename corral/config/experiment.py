@@ -133,6 +133,8 @@ class Experiment:
     """The callable that `<name>` stands for, in the process that has it."""
     algo_class: Any = field(default=None, repr=False, compare=False, metadata={"live": True})
     """The class that `algo` stands for, where it cannot be imported."""
+    untrusted: str = field(default="", repr=False, compare=False, metadata={"live": True})
+    """Why the environment, which a run folder names, must not be built."""
 
     def __post_init__(self) -> None:
         _at_least("", self, steps=1, seed=0, num_envs=1, workers=1, actors=1)
@@ -288,6 +290,9 @@ class Experiment:
         return 1.0 if self.eval_every else _EVAL_FRACTION
 
     def environment(self) -> tuple[EnvLike, dict[str, Any]]:
+        """The environment and its keyword arguments, for `make_vec`; everything that builds it asks here."""
+        if self.untrusted:
+            raise UserError(self.untrusted)
         return find_env(self.env, self.env_kwargs, self.factory)
 
     def default_run_dir(self, root: str | Path = "runs") -> Path:
