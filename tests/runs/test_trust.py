@@ -61,8 +61,8 @@ def change(run, **settings):
 
 def test_ones_own_run_needs_no_trust(run):
     assert corral.evaluate(run, episodes=1).mean > 0
-    assert corral.resume(run, steps=128, quiet=True).env_steps == 128
-    assert corral.resume(run, steps=160, quiet=True).env_steps >= 160
+    assert corral.resume(run, steps=128, quiet=True).steps == 128
+    assert corral.resume(run, steps=160, quiet=True).steps >= 160
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_somebody_elses_run_executes_nothing(settings, project):
     for open_run in (
         lambda: corral.evaluate("run", episodes=1),
         lambda: corral.resume("run", steps=128, quiet=True),
-        lambda: corral.record("run", out="video.mp4"),
+        lambda: corral.record("run", "video.mp4"),
     ):
         with pytest.raises(UserError, match=r"runs code that no command of yours .* --trust once"):
             open_run()
@@ -127,7 +127,7 @@ def test_trust_is_remembered(run, monkeypatch, tmp_path):
 def test_a_variable_trusts_the_runs_below_a_folder(run, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another user"))
     monkeypatch.setenv("CORRAL_TRUST", os.pathsep.join([str(tmp_path / "elsewhere"), str(tmp_path)]))
-    assert corral.resume(run, steps=128, quiet=True).env_steps == 128
+    assert corral.resume(run, steps=128, quiet=True).steps == 128
     monkeypatch.setenv("CORRAL_TRUST", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of a third"))
     with pytest.raises(UserError, match="no command of yours"):
@@ -136,7 +136,7 @@ def test_a_variable_trusts_the_runs_below_a_folder(run, monkeypatch, tmp_path):
 
 def test_an_environment_given_now_replaces_an_untrusted_one(run, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another user"))
-    assert corral.load_policy(run).step == 64, "the policy itself is data"
+    assert corral.load_policy(run).step > 0, "the policy itself is data"
     assert corral.evaluate(run, env="corral.testing:CountingEnv", episodes=1).mean > 0
 
 
