@@ -87,6 +87,8 @@ class Fleet:
         self.periodic: list[Callable[[float], None]] = []  # called a few times per second during `poll`
         self.gone: Callable[[bytes], bool] = lambda instance: False
         """Whether the process of this instance is known to have ended."""
+        self.admits: Callable[[bytes], bool] = lambda instance: True
+        """Whether the process of this instance may join; one that the learner started has an instance nobody knows."""
         self._by_wire: dict[Wire, SimulatorSession] = {}
         self._greetings: Greetings[_SimulatorGreeting] = Greetings(_MAX_GREETINGS, _HANDSHAKE_S)
         self._numbers = int.from_bytes(new_nonce()[:3], "little")
@@ -239,6 +241,12 @@ class Fleet:
         row_bytes = _most_row_bytes(hello)
         if len(self.sessions) >= _MAX_SESSIONS:
             raise Refused(clp.Status.E_FULL, f"{_MAX_SESSIONS} simulators are connected already")
+        if not self.admits(hello.instance):
+            raise Refused(
+                clp.Status.E_AUTH,
+                f"{wire.peer} was not started by this learner, whose --sim starts all of its simulators: omit --sim, "
+                "or give both sides a --token-file",
+            )
         greeting.hello, greeting.nonce = hello, new_nonce()
         old = self.sessions.get(hello.session)
         if old is not None and old.simulator.hello.instance == hello.instance:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hmac
 import logging
 import os
 import shlex
@@ -30,6 +31,7 @@ from corral.runtimes.portable_reaper import end_group
 log = logging.getLogger("corral.link")
 
 _MARK = "CORRAL_INSTANCE"
+_SECRET_BYTES = 12  # of 16
 _MIN_LIFETIME_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _MAX_FAILED_STARTS = 5
@@ -90,6 +92,10 @@ class Launcher:
 
     def has_ended(self, instance: bytes) -> bool:
         return any(p.instance == instance and p.popen.poll() is not None for p in self._processes)
+
+    def started(self, instance: bytes) -> bool:
+        """Whether a process that was started here has this instance; one of several workers changes its end."""
+        return any(hmac.compare_digest(p.instance[:_SECRET_BYTES], instance[:_SECRET_BYTES]) for p in self._processes)
 
     def check(self, now: float) -> None:
         """Start simulators that are due, clean up after ended ones, retire old ones."""
