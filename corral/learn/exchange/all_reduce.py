@@ -270,7 +270,7 @@ def _usable(grad: Tensor) -> bool:
 def open_store(host: str) -> Any:
     """The TCP store at which learners meet; its `port` attribute is the port on this host.
 
-    It listens at this address only, which on one machine is the loopback device; torch's own socket would listen at all.
+    It listens at this address only, on one machine the loopback device; torch's own socket would listen at all.
     """
     timeout = timedelta(seconds=60)
     if sys.platform == "win32":  # where torch does not take a socket
