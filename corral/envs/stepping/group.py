@@ -65,8 +65,11 @@ class EnvGroup:
         name: str,
         report: Callable[[Fault], None],
         mark: MutableSequence[int],
+        faults: tuple[type[BaseException], ...] = (Exception, SystemExit),
     ):
+        """`faults` end an episode; where signals do not arrive, a KeyboardInterrupt is the environment's own too."""
         self.factories, self._name, self._report = dict(factories), name, report
+        self._faults = faults
         self._mark = mark  # mark[0] is the environment being stepped, for the watchdog
         self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
         self._steps: dict[int, Callable[[Any], Any]] = {}
@@ -116,7 +119,7 @@ class EnvGroup:
                 continue
             try:
                 self.start(env_id, seed)
-            except (Exception, SystemExit) as error:
+            except self._faults as error:
                 self._report(rows.fault(env_id, "raised", "in reset():\n" + _trace(error)))
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
                 self._first(env_id)
@@ -171,7 +174,7 @@ class EnvGroup:
             mark[0] = env_id
             try:
                 obs, reward, terminated, truncated, info = steps[env_id](action)
-            except (Exception, SystemExit) as error:
+            except self._faults as error:
                 self._checks.require_step_tuple(error, env_id)
                 self._report(rows.fault(env_id, "raised", _trace(error), later=1))
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
@@ -329,7 +332,7 @@ class EnvGroup:
         self._mark[0] = starting(env_id)
         try:
             obs, info = self.envs[env_id].reset()
-        except (Exception, SystemExit) as error:
+        except self._faults as error:
             self._report(self.rows.fault(env_id, "raised", "in reset():\n" + _trace(error)))
             self._rebuild(env_id, int(self.rows.episode[env_id]) + 1)
         else:
@@ -367,7 +370,7 @@ class EnvGroup:
                 return
             except SharedEnv:
                 raise
-            except (Exception, SystemExit) as error:
+            except self._faults as error:
                 last = describe_error(error)
                 time.sleep(min(1.0, 0.05 * 2**attempt))
         raise EnvFailed(
