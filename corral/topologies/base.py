@@ -148,6 +148,10 @@ class PolicySnapshot:
         return {name: tensor.numpy() for name, tensor in self.weights.items()}
 
 
+class StoppedWaiting(KeyboardInterrupt):
+    """A signal ended `advance` while it waited for environments: the learner's state is that before the call."""
+
+
 class Topology(ABC):
     """A running experiment. The learner is in this process; subclasses define where acting happens."""
 
@@ -161,6 +165,8 @@ class Topology(ABC):
     """Whether environments have shown masks of their legal actions."""
     sees_rollouts = True
     """Whether trajectories reach this process."""
+    saves_without_envs = True
+    """Whether `state_dict(envs=False)` works while environments do not answer."""
     awaits_envs = False
     """Whether this thread waits for environments, which may take as long as their deadlines."""
 
@@ -270,8 +276,10 @@ class Topology(ABC):
         return []
 
     @abstractmethod
-    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
-        """The complete state; without `replay`, the replay buffer is omitted and starts empty on resume."""
+    def state_dict(self, *, replay: bool = True, envs: bool = True) -> dict[str, Any]:
+        """The complete state. Without `replay`, the replay buffer is omitted and starts empty on resume; without
+        `envs`, environments that do not answer are not asked, and all start new episodes.
+        """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:
