@@ -87,6 +87,8 @@ class TrainingLoop:
         resume: bool = False,
         quiet: bool = False,
     ):
+        self._given_path, self._cwd = folder.path, Path.cwd()
+        folder = replace(folder, path=folder.path.absolute())  # an environment may change the working directory
         self._experiment, self._folder, self._plugins = experiment, folder, plugins or Plugins()
         self._resume, self._quiet = resume, quiet
         self._warned_of_masks = False
@@ -206,7 +208,7 @@ class TrainingLoop:
             text += "; the replay buffer was not saved and starts empty"
         self._note("resumed", text)
         if topology.env_steps >= self._experiment.steps:
-            path, steps = self._folder.path, topology.env_steps
+            path, steps = self._given_path, topology.env_steps
             log.info("%s is finished; continue it with `corral resume %s --steps %d`", path, path, 2 * steps)
 
     def _announce(self) -> None:
@@ -219,7 +221,7 @@ class TrainingLoop:
             f"network of {params:,} weights on {topology.learner.device}, "
             f"{topology.precision.name} ({topology.precision.why})",
             topology.thread_plan,
-            f"run {self._folder.path}",
+            f"run {self._given_path}",
         ]
         if encoding := describe_encoding(topology.model):
             lines.insert(3, f"observations: {encoding} (net.obs_encoding=auto, scaled or raw)")
@@ -257,7 +259,7 @@ class TrainingLoop:
     def _result(self, run: ActiveRun) -> Result:
         topology = self._topology
         return Result(
-            self._folder.path,
+            self._given_path if Path.cwd() == self._cwd else self._folder.path,
             run.steps,
             run.wall_s,
             math.nan if run.last_evaluation is None else run.last_evaluation.mean,
