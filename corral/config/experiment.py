@@ -92,7 +92,8 @@ class Experiment:
     runtime: Literal["auto", "inline", "process", "ray"] = "auto"
     """Where the components of the topology run: threads, processes of this machine, or a Ray cluster."""
     actors: int | None = None
-    """Number of actors, in topologies other than sync; none: one per free core. In data_parallel they also learn."""
+    """Number of actors, in topologies other than sync; none: one per free core, and with central inference one per
+    environment if its steps wait for something. In data_parallel they also learn."""
     actor_learner: ActorLearnerConfig = field(default_factory=ActorLearnerConfig)
     data_parallel: DataParallelConfig = field(default_factory=DataParallelConfig)
     device: str = "auto"
@@ -242,7 +243,8 @@ class Experiment:
         token = chosen.get("env_kwargs", {}).get("token_file")
         if "://" in chosen["env"] and isinstance(token, str):  # the run may be resumed from elsewhere
             chosen["env_kwargs"] = chosen["env_kwargs"] | {"token_file": str(Path(token).absolute())}
-        if chosen.get("topology", base.topology) != "sync" and chosen.get("actors") is None:
+        # Central inference measures the environment first: where steps wait, it takes a worker for each.
+        if chosen.get("topology", base.topology) not in ("sync", "central_inference") and chosen.get("actors") is None:
             free = max(1, cores() - (chosen["topology"] != "data_parallel"))  # one per core that the learner leaves
             num_envs = chosen.get("num_envs", base.num_envs)
             chosen["actors"] = max(count for count in range(1, free + 1) if num_envs % count == 0)

@@ -6,11 +6,14 @@ import logging
 import operator
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
+import numpy as np
 
-from corral.core.errors import UserError
+from corral.core.errors import EnvFailed, UserError
+from corral.core.gym_env import EnvFactory
 from corral.core.machine import cores as available
 from corral.core.seeding import ROLES
 from corral.envs import auto
@@ -112,6 +115,26 @@ def _from_env(
     return _from_factories([resolve(env, env_kwargs)] * num_envs, backend, workers, cores, supervision, role)
 
 
+def _with_enough_workers(
+    vec: ProcessVecEnv, factories: Sequence[EnvFactory], name: str, supervision: Supervision, role: str
+) -> tuple[ProcessVecEnv, str]:
+    """One worker per environment if a step mostly waits, and the reason; otherwise `vec`.
+
+    The step is measured in a worker, since an environment may end its process.
+    """
+    try:
+        (cost,) = vec.apply(partial(auto.measure_in_worker, factories[0], name, supervision), env_ids=np.zeros(1, int))
+    except EnvFailed:
+        return vec, ""
+    if not auto.waits(cost):
+        return vec, ""
+    vec.close()
+    count = len(factories)
+    reason = f"{name}: {count} workers, because {auto.describe_wait(cost)}, and they wait at the same time"
+    log.info("%s", reason)
+    return ProcessVecEnv(factories, name, supervision, count, role), reason
+
+
 def _from_factories(
     resolved: Sequence[Resolved], backend: str, workers: int | None, cores: int, supervision: Supervision, role: str
 ) -> VecEnv:
@@ -130,7 +153,11 @@ def _from_factories(
         reason += f"; workers={workers} is not used" if workers and backend == "local" else ""
         log.info("%s", reason)
     if backend == "process":
-        vec: VecEnv = ProcessVecEnv(factories, name, supervision, count, role)
+        process = ProcessVecEnv(factories, name, supervision, count, role)
+        if workers is None and resolved_backend is None and count < num_envs:
+            process, reason = _with_enough_workers(process, factories, name, supervision, role)
+            resolved_backend = ("process", num_envs) if reason else None
+        vec: VecEnv = process
     elif backend == "ray":
         if not hasattr(os, "memfd_create"):
             raise UserError("backend='ray' needs Linux: use backend='process', or train inside WSL or a container.")
