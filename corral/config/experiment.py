@@ -48,8 +48,15 @@ class ActorLearnerConfig:
     """With fewer live actors, the run waits until crashed ones are restarted."""
     max_restarts: int = 20
     """Restarts of a process before the run gives up on it."""
+    silence_timeout_s: float = 30.0
+    """Seconds after which a process that does not even say that it lives, because it is stopped or frozen, is lost."""
 
     def __post_init__(self) -> None:
+        if not 5 <= self.silence_timeout_s < float("inf"):
+            raise UserError(
+                f"actor_learner.silence_timeout_s must be at least 5 and finite, got {self.silence_timeout_s:g}: "
+                "processes say that they live every second."
+            )
         _at_least("actor_learner.", self, learners=1, replay_shards=0, min_actors=1, max_restarts=0)
         if not _WEIGHT_SYNC.fullmatch(self.weight_sync):
             raise UserError(

@@ -176,7 +176,7 @@ def _run_supervised(
 
     try:
         plugins.require_portable()
-        with contextlib.closing(ProcessRuntime()) as runtime:
+        with contextlib.closing(ProcessRuntime(experiment.actor_learner.silence_timeout_s)) as runtime:
             learner = SupervisedRole(runtime, "learner", make, note, experiment.actor_learner.max_restarts)
             return _supervise(runtime, learner, folder)
     finally:

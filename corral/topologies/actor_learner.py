@@ -68,7 +68,7 @@ class ActorLearner(Topology):
         what = f"A run of {len(roles)} processes ({named}){workers}"
         name = choose_runtime(experiment)
         require_room(name, len(roles) + extra_processes, what)
-        self._runtime = make_runtime(name)
+        self._runtime = make_runtime(name, experiment.actor_learner.silence_timeout_s)
         self._others = len(roles) + extra_processes if self._runtime.is_local else 0
         try:
             self._runtime.reserve(len(roles), what, extra_processes)

@@ -59,7 +59,7 @@ class DataParallel(Topology):
         what = f"A run of {experiment.num_actors} workers" + (f" and {servers} parameter servers" if servers else "")
         name = choose_runtime(experiment)
         require_room(name, self._processes, what)
-        self._runtime = make_runtime(name)
+        self._runtime = make_runtime(name, experiment.actor_learner.silence_timeout_s)
         try:
             self._runtime.reserve(self._processes, what)
             self._build()

@@ -186,7 +186,8 @@ class EnvGroup:
                 rewards.append(reward)
                 life_lost = self._read_info(env_id, info or {}, batch) if info or keeps_infos else False
                 if terminated or truncated:
-                    batch.ends.append((env_id, bool(terminated), bool(truncated), not life_lost))
+                    flags = self._checks.flags(terminated, truncated, env_id)
+                    batch.ends.append((env_id, *flags, not life_lost))
                     self._put(self._final_views[env_id], obs, env_id)
                     self._next_episode(env_id, phase, life_lost=life_lost)
                 elif type(obs) is np.ndarray and obs.dtype is dtype and obs.shape == shape:
@@ -252,7 +253,7 @@ class EnvGroup:
         try:
             good = math.isfinite(sum(rewards))
             values = np.array(rewards, np.float64)
-        except (TypeError, ValueError):  # not all of them are plain numbers
+        except (TypeError, ValueError, OverflowError):  # not all of them are plain numbers
             rewards = [self._checks.scalar(r, i) for r, i in zip(rewards, chosen.numbers, strict=True)]
             values = np.array(rewards, np.float64)
             good = math.isfinite(sum(rewards))
