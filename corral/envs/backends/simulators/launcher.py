@@ -8,7 +8,6 @@ then the old one is closed.
 from __future__ import annotations
 
 import contextlib
-import glob
 import hmac
 import logging
 import os
@@ -26,7 +25,7 @@ from corral.link.client.fleet import Fleet, FleetMember
 from corral.link.client.session import SimulatorSession
 from corral.runtimes.child import describe_exit
 from corral.runtimes.orphan_reaper import OWN_GROUP, OrphanReaper
-from corral.runtimes.portable_reaper import end_group
+from corral.runtimes.portable_reaper import end_group, end_marked
 
 log = logging.getLogger("corral.link")
 
@@ -38,7 +37,6 @@ _MAX_FAILED_STARTS = 5
 _MEMORY_EVERY_S = 1.0
 _END_S = 2.0  # to exit by itself, then to exit on SIGTERM
 _FOREGROUND = " (it must not go to the background)"
-_MAX_SWEEPS = 10
 _KILL_FACTOR = 2.0  # times the memory limit: it is ended without finishing its episodes
 
 
@@ -196,7 +194,7 @@ class Launcher:
     def _clean_up(self, process: _SimulatorProcess) -> None:
         _kill(process.popen)
         process.popen.wait()
-        _kill_marked(process.mark.encode())
+        end_marked(process.mark)
         self._reaper.unwatch(process.popen.pid)
         self._reaper.unwatch_marked(process.mark)
         self._processes.remove(process)
@@ -229,22 +227,6 @@ def _ask_to_end(popen: subprocess.Popen[bytes]) -> None:
 def _kill(popen: subprocess.Popen[bytes]) -> None:
     end_group(popen.pid)
     popen.kill()
-
-
-def _kill_marked(mark: bytes) -> None:
-    """End all processes with this mark in their environment: daemons and new sessions leave the process group.
-
-    They are found on Linux only.
-    """
-    for _ in range(_MAX_SWEEPS):  # they may be starting others
-        found = False
-        for path in map(Path, glob.iglob("/proc/[0-9]*/environ")):  # none without /proc
-            with contextlib.suppress(OSError):
-                if mark in path.read_bytes().split(b"\0"):
-                    os.kill(int(path.parent.name), signal.SIGKILL)
-                    found = True
-        if not found:
-            return
 
 
 def group_memory(pid: int) -> int:
