@@ -93,6 +93,8 @@ class Experiment:
     """How the environments run."""
     workers: int | None = None
     """Worker processes or threads of the environments; none: the backend decides."""
+    worker_cpus: float | None = None
+    """With backend=ray: CPUs that each worker reserves; none: 1, or less if the environments' steps mostly wait."""
     supervision: Supervision = field(default_factory=Supervision)
     topology: Literal["sync", "actor_learner", "central_inference", "data_parallel"] = "sync"
     """How acting and learning are distributed."""
@@ -148,6 +150,8 @@ class Experiment:
         _at_least("", self, steps=1, seed=0, num_envs=1, workers=1, actors=1)
         if self.torch_threads != "all":
             _at_least("", self, torch_threads=1)
+        if self.worker_cpus is not None and self.backend != "ray":
+            raise UserError("worker_cpus says what workers reserve on Ray: set backend=ray, or omit it.")
         _at_least("", self, eval_every=0, eval_episodes=0, checkpoint_every_s=0, checkpoint_every=0)
         _at_least("", self, keep_checkpoints=1, log_every_s=0, log_every=0)
         if self.eval_max_fraction is not None and not 0 <= self.eval_max_fraction <= 1:

@@ -55,8 +55,6 @@ class Actor:
             workers, free = experiment.actors, max(1, cores() - 1)  # this process computes the actions
             if backend == "auto":
                 backend = "ray" if experiment.runtime == "ray" else "process"
-            if backend == "ray":
-                workers = workers or min(free, count)
         self._vec = make_train_vec(experiment, count, env_seed, backend, workers, cores=free)
         self._algo = make_algorithm(experiment, self._vec.spec)
         # On Ray, roles other than the driver have no GPU.

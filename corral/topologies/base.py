@@ -103,8 +103,9 @@ def make_train_vec(
         one_vec = experiment.topology in ("sync", "central_inference")
         kwargs = share_simulators(kwargs, 1 if one_vec else experiment.num_actors)
     vec = make_vec(
-        env, num_envs, backend, workers, seed, env_kwargs=kwargs, supervision=experiment.supervision, cores=cores
-    )
+        env, num_envs, backend, workers, seed, env_kwargs=kwargs, supervision=experiment.supervision, cores=cores,
+        worker_cpus=experiment.worker_cpus,
+    )  # fmt: skip
     if experiment.normalize_reward:
         replayed = make_algorithm(experiment, vec.spec).data.reuse == "replay"
         gamma = getattr(experiment.algorithm, "gamma", 0.99)
