@@ -22,6 +22,7 @@ _PUBLIC = {
     "evaluate": "corral.runs.evaluation.evaluate",
     "record": "corral.runs.views.video",
     "plot": "corral.runs.views.plot",
+    "trust": "corral.runs.trust",
     "Callback": "corral.runs.callbacks.base",
     "MetricSink": "corral.runs.sinks.base",
     "Experiment": "corral.config.experiment",
@@ -46,7 +47,8 @@ _MODULES = {"envs", "spaces", "testing"}
 
 __all__ = ["Callback", "EnvFailed", "EnvSpec", "Experiment", "MetricSink", "Policy", "RunFailed", "Sampler", "Search",
            "Snapshots", "StepBatch", "Supervision", "Trajectory", "UserError", "__version__", "envs", "evaluate",
-           "load_policy", "make_vec", "plot", "record", "resume", "spaces", "testing", "train"]  # fmt: skip
+           "load_policy", "make_vec", "plot", "record", "resume", "spaces", "testing", "train",
+           "trust"]  # fmt: skip
 
 if TYPE_CHECKING:
     from corral import envs, testing
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from corral.runs.load import load_policy
     from corral.runs.sinks.base import MetricSink
     from corral.runs.train import resume, train
+    from corral.runs.trust import trust
     from corral.runs.views.plot import plot
     from corral.runs.views.video import record
 

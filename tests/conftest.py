@@ -57,6 +57,14 @@ def skip_without_linux(item):
         item.add_marker(pytest.mark.skip(reason="needs Linux: backend='ray'"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_configuration(tmp_path_factory):
+    """The key that proves a run to be the user's own is made in a folder of the tests, and by their child processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def _end_ray():
     yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import re
 import sys
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from corral.core.errors import UserError
+from corral.core.imports import import_named
 
 _MUST_DEFINE = "its module must define the class and a Config."
 
@@ -29,11 +29,11 @@ class AlgorithmEntry:
     """The class, where it was given itself."""
 
     def load(self) -> Any:
-        return self.given or getattr(importlib.import_module(self.module), self.class_name)
+        return self.given or getattr(import_named(self.module), self.class_name)
 
     def config(self) -> Any:
         try:
-            return importlib.import_module(self.module).Config
+            return import_named(self.module).Config
         except AttributeError as error:
             raise UserError(f"No algorithm {self.class_name!r}: {error}; {_MUST_DEFINE}") from None
 

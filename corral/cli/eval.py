@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from corral.cli.options import Checkpoint, EnvKwargs, Flag, OptionalCount, RunDir, parse_env_kwargs
+from corral.cli.options import Checkpoint, EnvKwargs, Flag, OptionalCount, RunDir, Trust, parse_env_kwargs
 from corral.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Eval:
     """Plan with this many simulations before every action, by saving and restoring the environment."""
     opponent: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Opponent in a game: random, mcts:1000, perfect, module:name; solved: count correct moves in solved positions."""
+    trust: Trust = False
     json: Flag = False
     """Print JSON, with every episode."""
 
@@ -59,7 +60,10 @@ class Eval:
             raise UserError(f"--search-sims must be at least 1, got {self.search_sims}: omit it for no search.")
         from corral.runs.evaluation.evaluate import with_env
         from corral.runs.load import load_policy
+        from corral.runs.trust import trust
 
+        if self.trust:
+            trust(self.run_dir)
         loaded = load_policy(self.run_dir, self.checkpoint, device="run")
         loaded.use_training_threads()
         env_kwargs = parse_env_kwargs(self.env_kwargs)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from corral.cli.options import Checkpoint, RunDir
+from corral.cli.options import Checkpoint, RunDir, Trust
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,15 @@ class Export:
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = Path("policy.onnx")
     """File to write: .onnx, or .pt for TorchScript."""
     checkpoint: Checkpoint = "best"
+    trust: Trust = False
 
     def run(self) -> int:
         from corral.runs.export.file import export
         from corral.runs.load import load_policy
+        from corral.runs.trust import trust
 
+        if self.trust:
+            trust(self.run_dir)
         written = export(load_policy(self.run_dir, self.checkpoint), self.out)
         print(f"Wrote {written.path}, {written.path.stat().st_size:,} bytes")
         print(f"Inputs: {', '.join(map(str, written.inputs))}")

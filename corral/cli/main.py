@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS, prog:
 
 @contextlib.contextmanager
 def _sigterm_unwinds() -> Iterator[None]:
-    """Turn SIGTERM (and Ctrl-Break, on Windows) into an exception, so that commands without a handler clean up."""
+    """Turn SIGTERM, SIGHUP and Ctrl-Break into an exception, so that commands without a handler clean up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -72,7 +72,10 @@ def _sigterm_unwinds() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in STOP_SIGNALS if number != signal.SIGINT}
+    handled = [number for number in STOP_SIGNALS if number != signal.SIGINT]
+    # What is ignored, as SIGHUP under `nohup`, stays ignored.
+    handled = [number for number in handled if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in handled}
     try:
         yield
     finally:
@@ -91,7 +94,6 @@ def _dispatch(argv: list[str], commands: Commands, prog: str) -> int:
         return 0
     name, options = _split(argv, commands, prog)
     module_name, _, class_name = commands[name][0].partition(":")
-    sys.path.insert(0, os.getcwd())  # so that module:Class finds the user's files, as with `python -m`
     from corral.cli.options import parse
 
     command = parse(getattr(importlib.import_module(module_name), class_name), options, f"{prog} {name}")

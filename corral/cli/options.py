@@ -106,6 +106,12 @@ Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior
 # Options of several commands, with their help.
 Quiet = Annotated[Flag, tyro.conf.arg(help="Show no progress, only the result.", help_behavior_hint="")]
 RunDir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR", help="The run.")]
+Trust = Annotated[
+    Flag,
+    tyro.conf.arg(
+        help="Trust the code and commands that this run names, now and later, on this machine.", help_behavior_hint=""
+    ),
+]
 Checkpoint = Annotated[str, tyro.conf.arg(metavar="NAME", help="Checkpoint: best, latest, or a name.")]
 EnvOrUrl = Annotated[
     tyro.conf.Positional[str],

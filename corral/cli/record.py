@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from corral.cli.options import Checkpoint, Count, Flag, OptionalCount, RunDir, Seconds
+from corral.cli.options import Checkpoint, Count, Flag, OptionalCount, RunDir, Seconds, Trust
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,14 @@ class Record:
     seed: OptionalCount = None
     """Seed of the episodes. Default: the run's, whose evaluation plays the same first episode."""
     checkpoint: Checkpoint = "best"
+    trust: Trust = False
 
     def run(self) -> int:
+        from corral.runs.trust import trust
         from corral.runs.views.video import record_run
+
+        if self.trust:
+            trust(self.run_dir)
 
         video = record_run(
             self.run_dir, self.out, episodes=self.episodes, seconds=self.seconds, fps=self.fps,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from corral.cli.options import Callbacks, Number, Quiet, RunDir, Settings, Sinks
+from corral.cli.options import Callbacks, Number, Quiet, RunDir, Settings, Sinks, Trust
 from corral.cli.train import print_result
 from corral.config.overrides import read_value, split_items
 from corral.core.errors import UserError
@@ -29,6 +29,7 @@ class Resume:
     callback: Callbacks = ()
     """Your own corral.Callback. Those of `corral train` are not saved with the run."""
     sink: Sinks = ()
+    trust: Trust = False
     quiet: Quiet = False
 
     def run(self) -> int:
@@ -39,6 +40,10 @@ class Resume:
                     raise UserError(f"{name} is set twice, by --{name} and by --set.")
                 given[name] = read_value(f"--{name}", value, int)
         from corral.runs.train import resume
+        from corral.runs.trust import trust
+
+        if self.trust:
+            trust(self.run_dir)
 
         result = resume(self.run_dir, callbacks=self.callback, sinks=self.sink, quiet=self.quiet, **given)
         print_result(result)

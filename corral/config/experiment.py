@@ -48,8 +48,15 @@ class ActorLearnerConfig:
     """With fewer live actors, the run waits until crashed ones are restarted."""
     max_restarts: int = 20
     """Restarts of a process before the run gives up on it."""
+    silence_timeout_s: float = 30.0
+    """Seconds after which a process that does not even say that it lives, because it is stopped or frozen, is lost."""
 
     def __post_init__(self) -> None:
+        if not 5 <= self.silence_timeout_s < float("inf"):
+            raise UserError(
+                f"actor_learner.silence_timeout_s must be at least 5 and finite, got {self.silence_timeout_s:g}: "
+                "processes say that they live every second."
+            )
         _at_least("actor_learner.", self, learners=1, replay_shards=0, min_actors=1, max_restarts=0)
         if not _WEIGHT_SYNC.fullmatch(self.weight_sync):
             raise UserError(
@@ -86,13 +93,16 @@ class Experiment:
     """How the environments run."""
     workers: int | None = None
     """Worker processes or threads of the environments; none: the backend decides."""
+    worker_cpus: float | None = None
+    """With backend=ray: CPUs that each worker reserves; none: 1, or less if the environments' steps mostly wait."""
     supervision: Supervision = field(default_factory=Supervision)
     topology: Literal["sync", "actor_learner", "central_inference", "data_parallel"] = "sync"
     """How acting and learning are distributed."""
     runtime: Literal["auto", "inline", "process", "ray"] = "auto"
     """Where the components of the topology run: threads, processes of this machine, or a Ray cluster."""
     actors: int | None = None
-    """Number of actors, in topologies other than sync; none: one per free core. In data_parallel they also learn."""
+    """Number of actors, in topologies other than sync; none: one per free core, and with central inference one per
+    environment if its steps wait for something. In data_parallel they also learn."""
     actor_learner: ActorLearnerConfig = field(default_factory=ActorLearnerConfig)
     data_parallel: DataParallelConfig = field(default_factory=DataParallelConfig)
     device: str = "auto"
@@ -133,11 +143,15 @@ class Experiment:
     """The callable that `<name>` stands for, in the process that has it."""
     algo_class: Any = field(default=None, repr=False, compare=False, metadata={"live": True})
     """The class that `algo` stands for, where it cannot be imported."""
+    untrusted: str = field(default="", repr=False, compare=False, metadata={"live": True})
+    """Why the environment, which a run folder names, must not be built."""
 
     def __post_init__(self) -> None:
         _at_least("", self, steps=1, seed=0, num_envs=1, workers=1, actors=1)
         if self.torch_threads != "all":
             _at_least("", self, torch_threads=1)
+        if self.worker_cpus is not None and self.backend != "ray":
+            raise UserError("worker_cpus says what workers reserve on Ray: set backend=ray, or omit it.")
         _at_least("", self, eval_every=0, eval_episodes=0, checkpoint_every_s=0, checkpoint_every=0)
         _at_least("", self, keep_checkpoints=1, log_every_s=0, log_every=0)
         if self.eval_max_fraction is not None and not 0 <= self.eval_max_fraction <= 1:
@@ -240,7 +254,8 @@ class Experiment:
         token = chosen.get("env_kwargs", {}).get("token_file")
         if "://" in chosen["env"] and isinstance(token, str):  # the run may be resumed from elsewhere
             chosen["env_kwargs"] = chosen["env_kwargs"] | {"token_file": str(Path(token).absolute())}
-        if chosen.get("topology", base.topology) != "sync" and chosen.get("actors") is None:
+        # Central inference measures the environment first: where steps wait, it takes a worker for each.
+        if chosen.get("topology", base.topology) not in ("sync", "central_inference") and chosen.get("actors") is None:
             free = max(1, cores() - (chosen["topology"] != "data_parallel"))  # one per core that the learner leaves
             num_envs = chosen.get("num_envs", base.num_envs)
             chosen["actors"] = max(count for count in range(1, free + 1) if num_envs % count == 0)
@@ -288,6 +303,9 @@ class Experiment:
         return 1.0 if self.eval_every else _EVAL_FRACTION
 
     def environment(self) -> tuple[EnvLike, dict[str, Any]]:
+        """The environment and its keyword arguments, for `make_vec`; everything that builds it asks here."""
+        if self.untrusted:
+            raise UserError(self.untrusted)
         return find_env(self.env, self.env_kwargs, self.factory)
 
     def default_run_dir(self, root: str | Path = "runs") -> Path:

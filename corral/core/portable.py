@@ -20,13 +20,23 @@ from typing import Any, Protocol
 
 PORTABLE = sys.platform != "linux" or os.environ.get("CORRAL_PORTABLE", "0") not in ("", "0")
 
-# What asks a program to stop: Ctrl-C, `kill`, and on Windows Ctrl-Break, the only one that reaches a process group.
-STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
+# What asks a program to stop: Ctrl-C, `kill`, a terminal that is closed, and on Windows Ctrl-Break, the only one that
+# reaches a process group.
+_STOP_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+STOP_SIGNALS = tuple(getattr(signal, name) for name in _STOP_NAMES if hasattr(signal, name))
 
 READABLE, WRITABLE = 1, 4  # POLLIN and POLLOUT, EPOLLIN and EPOLLOUT
 _REPLACE_S = 2.0
 
 yield_core: Callable[[], Any] = getattr(os, "sched_yield", lambda: time.sleep(0))
+
+
+def survive_realtime_signals() -> None:
+    """Real-time signals, which have no meaning here, no longer end this process. Main thread only."""
+    for number in range(getattr(signal, "SIGRTMIN", 1), getattr(signal, "SIGRTMAX", 0) + 1):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            # Not SIG_IGN, which programs that this process starts would inherit.
+            signal.signal(number, lambda number, frame: None)
 
 
 def signal_main_thread(number: signal.Signals) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 ROLES = {"train": 0, "eval": 1}
 _ENV, _WORKER, _COMPONENT = 0, 1, 2
-COMPONENTS = {"network": 0, "acting": 1, "learning": 2, "store": 3, "actor": 4, "report": 5, "spaces": 6}
+COMPONENTS = {"network": 0, "acting": 1, "learning": 2, "store": 3, "actor": 4, "report": 5, "spaces": 6, "restart": 7}
 # EnvPool and ALE take 32-bit signed seeds, so every seed stays below 2**31.
 _MASK = 0x7FFF_FFFF
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -317,8 +318,21 @@ def _number(x: float) -> float | str:
 
 def _array(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     if not isinstance(data, list):
-        return np.full(shape, float(data) if isinstance(data, str) else data, dtype)
-    return np.array([float(x) if isinstance(x, str) else x for x in data], dtype).reshape(shape)
+        return np.full(shape, _bound(data, dtype), dtype)
+    return np.array([_bound(each, dtype) for each in data], dtype).reshape(shape)
+
+
+def _bound(value: Any, dtype: np.dtype[Any]) -> Any:
+    """One number of a description; of integers, an infinite bound is the lowest or highest that the dtype has."""
+    number = float(value) if isinstance(value, str) else value
+    if dtype.kind not in "iu" or not isinstance(number, float):
+        return number
+    limits = np.iinfo(dtype)
+    if math.isinf(number):
+        return limits.min if number < 0 else limits.max
+    if not limits.min <= number <= limits.max:
+        raise UserError(f"{value!r} is no bound of {dtype.name}: give one from {limits.min} to {limits.max}.")
+    return int(number)
 
 
 def _to_json(space: Space) -> dict[str, Any]:

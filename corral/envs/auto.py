@@ -16,6 +16,7 @@ _ROUND_STEPS = 500
 _PROCESS_BATCH_S = 300e-6
 # Minimum gain before worker processes are chosen, so that noise does not decide.
 _CLEAR_GAIN = 0.8
+_WAIT_S = 1e-3
 # Below this CPU share of its step time, an environment mostly waits for something other than the CPU.
 _WAITING_SHARE = 0.5
 
@@ -37,8 +38,10 @@ class Choice:
     why: str
 
 
-def measure(factory: EnvFactory, name: str, supervision: Supervision) -> StepCost | None:
+def measure(factory: EnvFactory, name: str, supervision: Supervision, *, only_waiting: bool = False) -> StepCost | None:
     """Step one environment with random actions for 0.2 s; None if its steps fail.
+
+    With `only_waiting`, a quarter of that if it turns out not to wait.
 
     Time for which other processes have the core is not waiting: a loop that only computes measures how much that is.
     """
@@ -65,6 +68,8 @@ def measure(factory: EnvFactory, name: str, supervision: Supervision) -> StepCos
                 if terminated or truncated:
                     _, info = env.reset()
             wall_s, cpu_s = wall_s + time.perf_counter() - wall, cpu_s + time.process_time() - cpu
+            if only_waiting and wall_s < _WAIT_S * steps:
+                return StepCost(wall_s / steps, cpu_s / steps)
             wall, cpu = time.perf_counter(), time.thread_time()
             while time.perf_counter() - wall < _SPIN_S:
                 pass
@@ -78,15 +83,35 @@ def measure(factory: EnvFactory, name: str, supervision: Supervision) -> StepCos
             env.close()
 
 
+def measure_in_worker(
+    factory: EnvFactory, name: str, supervision: Supervision, env: object, value: object
+) -> StepCost | None:
+    """`measure` for `VecEnv.apply`; None if the environment cannot be built a second time there."""
+    try:
+        return measure(factory, name, supervision, only_waiting=True)
+    except (Exception, SystemExit):
+        return None
+
+
+def waits(cost: StepCost | None) -> bool:
+    """Whether a step mostly waits for something other than the CPU."""
+    return cost is not None and cost.wall_s > _WAIT_S and cost.cpu_s < _WAITING_SHARE * cost.wall_s
+
+
+def describe_wait(cost: StepCost) -> str:
+    """For messages."""
+    return f"a step takes {_time(cost.wall_s)}, mostly waiting"
+
+
 def choose(cost: StepCost | None, num_envs: int, workers: int | None, num_cores: int) -> Choice:
     """Pick the backend with the lowest estimated time for a step of all environments."""
     if cost is None:
         count = min(workers or num_cores, num_envs)
         return Choice("process", count, "its first steps failed, and worker processes isolate failures best")
     step = f"a step takes {_time(cost.wall_s)}"
-    if cost.wall_s > 1e-3 and cost.cpu_s < _WAITING_SHARE * cost.wall_s and num_envs > 1:
+    if waits(cost) and num_envs > 1:
         count = min(workers or num_envs, num_envs)
-        return Choice("process", count, f"{step}, mostly waiting, so {count} workers wait at the same time")
+        return Choice("process", count, f"{describe_wait(cost)}, so {count} workers wait at the same time")
     count = min(workers or num_cores, num_envs)
     local_s = num_envs * cost.wall_s
     process_s = -(-num_envs // count) * cost.wall_s * max(1.0, count / num_cores) + _PROCESS_BATCH_S

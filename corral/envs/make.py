@@ -6,11 +6,14 @@ import logging
 import operator
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
+import numpy as np
 
-from corral.core.errors import UserError
+from corral.core.errors import EnvFailed, UserError
+from corral.core.gym_env import EnvFactory
 from corral.core.machine import cores as available
 from corral.core.seeding import ROLES
 from corral.envs import auto
@@ -23,10 +26,12 @@ from corral.envs.backends.vector import VectorVecEnv
 from corral.envs.resolve import EnvLike, Resolved, resolve
 from corral.envs.supervision import Supervision
 from corral.envs.vec_env import VecEnv
+from corral.runtimes.ray_cluster import cluster_cpus
 from corral.snapshot.rng import seed_spaces
 
 log = logging.getLogger("corral.envs")
 
+_LEAST_CPUS = 0.01  # that an actor reserves
 BACKENDS = ("auto", "local", "process", "native", "ray")
 
 
@@ -42,6 +47,7 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
     supervision: Supervision | None = None,
     role: str = "train",
     cores: int | None = None,
+    worker_cpus: float | None = None,
 ) -> VecEnv:
     """Make many environments that step at once; `recv` returns their first observations.
 
@@ -62,6 +68,7 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
         supervision: deadlines and restart budget.
         role: branch of the seed tree; evaluation uses "eval" so that it never sees training seeds.
         cores: number of cores to use when `workers` is not given; default: all.
+        worker_cpus: CPUs that each actor reserves on Ray; default: 1, or a share of one where steps wait.
     """
     supervision = supervision or Supervision()
     num_envs, seed = _whole("num_envs", num_envs, 1), _whole("seed", seed, 0)
@@ -71,6 +78,8 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
         raise UserError(f"role={role!r} is not one of {', '.join(ROLES)}.")
     if backend not in BACKENDS:
         raise UserError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}.")
+    if worker_cpus is not None and (backend != "ray" or not 0 < worker_cpus < float("inf")):
+        raise UserError(f"worker_cpus is a positive number, for backend='ray' only: got {worker_cpus!r}.")
     if is_url(env):
         if backend != "auto":
             raise UserError(f"backend={backend!r} does not apply to {env}, an external simulator: omit it.")
@@ -80,9 +89,13 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
     elif isinstance(env, Sequence) and not isinstance(env, str):
         if backend == "native":
             raise UserError("backend='native' takes one environment, not a list; use 'local', 'process' or 'ray'.")
-        vec = _from_factories([resolve(e, env_kwargs) for e in env], backend, workers, cores, supervision, role)
+        each = [resolve(e, env_kwargs) for e in env]
+        vec = _from_factories(each, backend, workers, cores, supervision, role, worker_cpus)
+    elif (native := _native(env, env_kwargs, num_envs, backend, workers, cores, role)) is not None:
+        vec = native
     else:
-        vec = _from_env(env, env_kwargs, num_envs, backend, workers, cores, supervision, role)
+        each = [resolve(env, env_kwargs)] * num_envs
+        vec = _from_factories(each, backend, workers, cores, supervision, role, worker_cpus)
     vec.seed = seed
     if info:
         _keep_infos(vec, [info] if isinstance(info, str) else list(info))
@@ -99,45 +112,91 @@ def _keep_infos(vec: VecEnv, names: list[str]) -> None:
         raise
 
 
-def _from_env(
+def _native(
     env: EnvLike, env_kwargs: Mapping[str, Any] | None, num_envs: int, backend: str, workers: int | None, cores: int,
-    supervision: Supervision, role: str,
-) -> VecEnv:  # fmt: skip
-    if backend in ("auto", "native"):
-        native = native_vec_env(env, env_kwargs, num_envs, workers or cores, role, required=backend == "native")
-        if native is not None:
-            if backend == "auto":
-                native.resolved_backend = "native", workers
-            return native
-    return _from_factories([resolve(env, env_kwargs)] * num_envs, backend, workers, cores, supervision, role)
+    role: str,
+) -> VecEnv | None:  # fmt: skip
+    if backend not in ("auto", "native"):
+        return None
+    native = native_vec_env(env, env_kwargs, num_envs, workers or cores, role, required=backend == "native")
+    if native is not None and backend == "auto":
+        native.resolved_backend = "native", workers
+    return native
+
+
+def _wait(
+    vec: ProcessVecEnv | RayVecEnv, factory: EnvFactory, name: str, supervision: Supervision
+) -> auto.StepCost | None:
+    """The cost of a step if it mostly waits for something; measured in a worker, which an environment may end."""
+    try:
+        (cost,) = vec.apply(partial(auto.measure_in_worker, factory, name, supervision), env_ids=np.zeros(1, int))
+    except EnvFailed:
+        return None
+    return cost if auto.waits(cost) else None
 
 
 def _from_factories(
-    resolved: Sequence[Resolved], backend: str, workers: int | None, cores: int, supervision: Supervision, role: str
-) -> VecEnv:
+    resolved: Sequence[Resolved], backend: str, workers: int | None, cores: int, supervision: Supervision, role: str,
+    worker_cpus: float | None,
+) -> VecEnv:  # fmt: skip
     if not resolved:
         raise UserError("An empty list of environments; pass at least one.")
     factories, name, num_envs = [r.factory for r in resolved], resolved[0].name, len(resolved)
-    reason, resolved_backend = "", None
-    count = min(workers or cores, num_envs)
-    if backend == "auto":
-        cost = auto.measure(factories[0], name, supervision)
-        chosen = auto.choose(cost, num_envs, workers, cores)
-        backend, count = chosen.backend, chosen.workers
-        resolved_backend = backend, count if backend == "process" else workers
-        reason = f"{name}: backend '{backend}'" + (f" with {count} workers" if backend == "process" else "")
-        reason += f", because {chosen.why}"
-        reason += f"; workers={workers} is not used" if workers and backend == "local" else ""
-        log.info("%s", reason)
     if backend == "process":
-        vec: VecEnv = ProcessVecEnv(factories, name, supervision, count, role)
-    elif backend == "ray":
-        if not hasattr(os, "memfd_create"):
-            raise UserError("backend='ray' needs Linux: use backend='process', or train inside WSL or a container.")
-        vec = RayVecEnv(factories, name, supervision, workers and count, role)
+        return _processes(factories, name, supervision, workers, cores, role)
+    if backend == "ray":
+        return _ray_actors(factories, name, supervision, workers, role, worker_cpus)
+    if backend == "local":
+        return LocalVecEnv(factories, name, supervision, role)
+    chosen = auto.choose(auto.measure(factories[0], name, supervision), num_envs, workers, cores)
+    in_workers = chosen.backend == "process"
+    reason = f"{name}: backend '{chosen.backend}'" + (f" with {chosen.workers} workers" if in_workers else "")
+    reason += f", because {chosen.why}" + (f"; workers={workers} is not used" if workers and not in_workers else "")
+    log.info("%s", reason)
+    if in_workers:
+        vec: VecEnv = ProcessVecEnv(factories, name, supervision, chosen.workers, role)
     else:
         vec = LocalVecEnv(factories, name, supervision, role)
-    vec.backend_reason, vec.resolved_backend = reason, resolved_backend
+    vec.backend_reason, vec.resolved_backend = reason, (chosen.backend, chosen.workers if in_workers else workers)
+    return vec
+
+
+def _processes(
+    factories: Sequence[EnvFactory], name: str, supervision: Supervision, workers: int | None, cores: int, role: str
+) -> ProcessVecEnv:
+    """As many workers as cores or, if steps wait, as environments."""
+    most = len(factories)
+    vec = ProcessVecEnv(factories, name, supervision, min(workers or cores, most), role)
+    if workers or cores >= most or (cost := _wait(vec, factories[0], name, supervision)) is None:
+        return vec
+    vec.close()
+    vec = ProcessVecEnv(factories, name, supervision, most, role)
+    vec.backend_reason = f"{name}: {most} workers, because {auto.describe_wait(cost)}, and they wait at the same time"
+    vec.resolved_backend = "process", most
+    log.info("%s", vec.backend_reason)
+    return vec
+
+
+def _ray_actors(
+    factories: Sequence[EnvFactory], name: str, supervision: Supervision, workers: int | None, role: str,
+    cpus: float | None,
+) -> RayVecEnv:  # fmt: skip
+    """As many actors as free CPUs or, if steps wait, as environments, each with its share of them."""
+    if not hasattr(os, "memfd_create"):
+        raise UserError("backend='ray' needs Linux: use backend='process', or train inside WSL or a container.")
+    most = len(factories)
+    count = min(workers, most) if workers else None
+    vec = RayVecEnv(factories, name, supervision, count, role, cpus or 1.0)
+    if workers or cpus or len(vec.places) >= most or (cost := _wait(vec, factories[0], name, supervision)) is None:
+        return vec
+    vec.close()
+    share = max(_LEAST_CPUS, min(cost.cpu_s / cost.wall_s, cluster_cpus() / (2 * most)))
+    vec = RayVecEnv(factories, name, supervision, most, role, round(share, 2))
+    vec.backend_reason = (
+        f"{name}: {most} actors with {share:.2f} CPUs each, because {auto.describe_wait(cost)}, and they wait at the "
+        "same time; worker_cpus sets another share"
+    )
+    log.info("%s", vec.backend_reason)
     return vec
 
 

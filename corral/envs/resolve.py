@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-import importlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 
 from corral.core.errors import EnvNotStarted, UserError
 from corral.core.gym_env import EnvFactory, explain
+from corral.core.imports import import_named
 from corral.envs import suites
 from corral.envs.adapters.old_gym import OldGym
 from corral.envs.suites.atari import is_atari_id
@@ -93,6 +94,7 @@ def _from_string(text: str, kwargs: dict[str, Any]) -> Resolved:
         if target in (suites.atari, suites.pixels):
             return _from_suite(text, target, kwargs)
         if callable(target):
+            _require_maker(target, text)
             return Resolved(text, _from_callable(target, kwargs))
         if attribute not in gymnasium.registry:
             if target is not None:
@@ -103,6 +105,26 @@ def _from_string(text: str, kwargs: dict[str, Any]) -> Resolved:
         text = attribute
     spec = find_spec(text)  # builds without the registry, which worker processes do not share
     return Resolved(text, _Factory(spec.id, partial(gymnasium.make, spec), kwargs))
+
+
+def _require_maker(target: Any, text: str) -> None:
+    """UserError, before anything is called, if this can make no environment, such as `os:system`."""
+    wanted = "name a class of environments, or a function that makes one"
+    if inspect.isclass(target):
+        if not (callable(getattr(target, "reset", None)) and callable(getattr(target, "step", None))):
+            raise UserError(f"{text} is a class without reset() and step(), so it is no environment: {wanted}.")
+        return
+    if not inspect.isroutine(target):
+        return
+    module = str(target.__module__).partition(".")[0]
+    if inspect.isbuiltin(target) or module in sys.stdlib_module_names - {"__main__"}:
+        raise UserError(f"{text} is a function of Python itself, which makes no environment: {wanted}.")
+    made = getattr(target, "__annotations__", {}).get("return")
+    kind = made if isinstance(made, str) else getattr(made, "__name__", None)
+    if kind in ("None", "NoneType", "bool", "int", "float", "str", "bytes", "list", "dict", "tuple") or (
+        module == "corral" and "Env" not in str(kind) and "Suite" not in str(kind)
+    ):
+        raise UserError(f"{text} is a function that returns {kind}, so it makes no environment: {wanted}.")
 
 
 def _from_suite(text: str, suite: Callable[..., Any], kwargs: dict[str, Any]) -> Resolved:
@@ -155,7 +177,7 @@ def _not_imported(wanted: str, error: Exception) -> EnvNotStarted:
 def import_module(module: str, wanted: str, hint: str = "check the name and that it is on the Python path") -> Any:
     """Import the module of something that a user named; UserError if there is none."""
     try:
-        return importlib.import_module(module)
+        return import_named(module)
     except ModuleNotFoundError as error:
         if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
             raise _not_imported(wanted, error) from error

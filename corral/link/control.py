@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from corral.link.message import BadMessage
+from corral.link.message import BadMessage, printable
 from corral.link.protocol import MAJOR, MINOR, Limits
 
 Versions = list[tuple[int, int]]
@@ -43,6 +43,10 @@ class Hello(msgspec.Struct, frozen=True):
     level: Annotated[int, msgspec.Meta(ge=0, le=4)]
     exact: bool
     capabilities: list[_Text]
+
+    def __post_init__(self) -> None:
+        for name in ("sdk", "env"):
+            msgspec.structs.force_setattr(self, name, printable(getattr(self, name)))
 
 
 class Budget(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from corral.link.message import BadMessage
 
 _ALIGN = 64
 _MAX_LEAVES, _MAX_DEPTH = 256, 8
-_MAX_BYTES = 1 << 28  # per observation or action
+_MAX_BYTES = 1 << 28  # of memory, per space of observations or actions
 _DTYPES = {
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
 }  # fmt: skip
@@ -107,7 +107,7 @@ def layout_hash(observation: Layout, action: Layout) -> int:
 
 def read_space(data: Any, what: str) -> Layout:
     """The space that a simulator describes; BadMessage with the reason when it is invalid."""
-    _require_modest(data, what)
+    require_modest(data, what)
     try:
         layout = Layout.from_json(data)
     except (UserError, KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError) as error:
@@ -117,15 +117,19 @@ def read_space(data: Any, what: str) -> Layout:
     return layout
 
 
-def _require_modest(data: Any, what: str) -> None:
-    leaves = nbytes = 0
+def require_modest(data: Any, what: str) -> int:
+    """BadMessage if building this space would cost too much; at least the bytes of one of its values."""
+    leaves = nbytes = cost = 0
     for part in _parts(data, what, _MAX_DEPTH):
         leaves += not part.get("spaces")
-        nbytes += _part_bytes(part, what)
+        count, itemsize = _part_size(part, what)
+        nbytes += count * itemsize
+        cost += count * (2 * itemsize + 2)  # lower and upper bounds, and which of them exist
         if leaves > _MAX_LEAVES:
             raise BadMessage(f"{what} space of more than {_MAX_LEAVES} leaves")
-        if nbytes > _MAX_BYTES:
-            raise BadMessage(f"{what} space of more than {_MAX_BYTES} bytes, which is too large")
+        if cost > _MAX_BYTES:
+            raise BadMessage(f"{what} space that takes more than {_MAX_BYTES >> 20} MiB of memory, which is too large")
+    return nbytes
 
 
 def _parts(data: Any, what: str, depth: int) -> Iterator[dict[str, Any]]:
@@ -143,7 +147,8 @@ def _parts(data: Any, what: str, depth: int) -> Iterator[dict[str, Any]]:
         yield from _parts(entry[1] if named else entry, what, depth - 1)
 
 
-def _part_bytes(data: dict[str, Any], what: str) -> int:
+def _part_size(data: dict[str, Any], what: str) -> tuple[int, int]:
+    """Numbers in a value of this space, at least, and the bytes of one."""
     shape = data.get("shape", [])
     if not isinstance(shape, list) or len(shape) > 16 or not all(isinstance(n, int) and 0 <= n < 2**31 for n in shape):
         raise BadMessage(f"{what} space with shape {str(shape)[:100]}")
@@ -154,7 +159,8 @@ def _part_bytes(data: dict[str, Any], what: str) -> int:
     dtype = data.get("dtype", "int8")
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise BadMessage(f"{what} space with dtype {str(dtype)[:100]}, which the link does not carry")
-    return max(math.prod(shape) * np.dtype(dtype).itemsize, math.prod(counts))
+    size = max(math.prod(shape), math.prod(counts), len(counts), 1)
+    return size, np.dtype(dtype).itemsize if "dtype" in data else 8
 
 
 def space_difference(ours: Layout, theirs: Layout, what: str) -> str | None:

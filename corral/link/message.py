@@ -49,7 +49,16 @@ class Message:
     @property
     def text(self) -> str:
         text = (self.meta or {}).get("text", "")
-        return " ".join(text.split())[:500] if isinstance(text, str) else ""
+        return printable(" ".join(text.split())[:500]) if isinstance(text, str) else ""
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """A peer's text for messages: control characters would forge lines of a log, or steer a terminal.
+
+    With `lines`, line breaks are kept, and what follows them is indented.
+    """
+    shown = "".join(c if c.isprintable() or c == "\n" else " " if c == "\t" else "?" for c in text)
+    return shown.replace("\n", "\n    " if lines else "?")
 
 
 def read_message(frames: Sequence[Buffer]) -> Message:

@@ -23,6 +23,7 @@ from corral.core.errors import RunFailed, UserError
 from corral.core.file_lock import lock
 from corral.core.portable import replace_file
 from corral.core.types import EnvSpec
+from corral.runs.trust import sign
 
 _CONFIG, _INFO, _LOCK = "config.yaml", "run.json", ".lock"
 _OWN = {
@@ -66,7 +67,7 @@ class RunFolder:
         if foreign and not (path / _INFO).exists():
             raise UserError(f"{path} is not a run and contains {foreign[0]!r}: choose a new or empty --run-dir.")
         with _lock(path):
-            info = _gather_info()
+            info = _gather_info() | {"proof": sign(config)}
             try:
                 _clear(path)
                 (path / "checkpoints").mkdir()
@@ -99,7 +100,7 @@ class RunFolder:
 
     def write_config(self, config: dict[str, Any]) -> RunFolder:
         """Replace `config.yaml`, e.g. for more steps; returns the run with the new configuration."""
-        info = self.info | {"format": FORMAT}
+        info = self.info | {"format": FORMAT, "proof": sign(config)}
         atomic_write(self.path / _CONFIG, _to_yaml(config))
         atomic_write(self.path / _INFO, json.dumps(info, indent=1) + "\n")
         return replace(self, config=config, info=info, notes=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from corral.core.types import Array, EnvSpec, Tree, tree_map
 from corral.nets.network import use_precision
 from corral.runs.checkpoints import checkpoint
 from corral.runs.folder import RunFolder
+from corral.runs.trust import untrusted_env
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +35,7 @@ def load_policy(run_dir: str | Path, which: str = "best", *, seed: int = 0, devi
     """
     folder, which = find_checkpoint(Path(run_dir), which)
     weights, meta = checkpoint.load(folder, which, only=checkpoint.POLICY)
-    experiment = Experiment.from_dict(folder.config, str(folder.path / "config.yaml"))
+    experiment = stored_experiment(folder)
     return LoadedPolicy(experiment, weights, meta, seed=seed, device=device)
 
 
@@ -166,6 +168,12 @@ def _build_model(algo: Algorithm, weights: dict[str, Any], device: str) -> torch
     model = model.to(find_device(device, model))
     use_channels_last(model)
     return model
+
+
+def stored_experiment(folder: RunFolder) -> Experiment:
+    """The settings of a run; UserError if they name code that is not trusted here (see `trust`)."""
+    untrusted = untrusted_env(folder)
+    return replace(Experiment.from_dict(folder.config, str(folder.path / "config.yaml")), untrusted=untrusted)
 
 
 def find_checkpoint(path: Path, which: str) -> tuple[RunFolder, str]:

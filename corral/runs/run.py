@@ -182,13 +182,14 @@ class ActiveRun:
             **self._topology.metrics(),
         }
 
-    def save(self, *, best: bool = False) -> Path:
+    def save(self, *, best: bool = False, envs: bool = True) -> Path:
         # In on_rollout the steps are counted, but the trajectory is not stored yet.
         self._refuse_in(["on_rollout", "on_checkpoint"], "save()")
         if self._pending_evaluation:  # saved by `on_evaluation`: a resumed run would write the row at a later step
             self.write_metrics()
         topology = self._topology
-        state = {"trainer": topology.state_dict(replay=self.config.save_replay_buffer), "session": self._state()}
+        trainer = topology.state_dict(replay=self.config.save_replay_buffer, envs=envs)
+        state = {"trainer": trainer, "session": self._state()}
         meta = topology.policy_meta | {"evaluation": self._last_record()}
         path = checkpoint.save(
             self._folder, state, topology.env_steps, meta, keep=self.config.keep_checkpoints, best=best
@@ -210,6 +211,11 @@ class ActiveRun:
             with contextlib.suppress(EvaluationStopped):
                 saved = checkpoint.load(self._folder, "best", only=checkpoint.POLICY)
                 self.best_report = self._evaluator.report(LoadedPolicy(self.config, *saved, seed=0, device="run"))
+
+    def finish_without_envs(self) -> None:
+        """Save what there is while the environments do not answer."""
+        self.write_metrics()
+        self.save(envs=False)
 
     @property
     def wall_s(self) -> float:

@@ -17,6 +17,7 @@ from corral.runs.changes import change_settings, describe_changes, give_env
 from corral.runs.checkpoints.warm_start import resolve_start
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
+from corral.runs.load import stored_experiment
 from corral.runs.plugins import CallbackLike, Plugins, SinkLike
 from corral.runs.sinks.csv import read_metrics
 from corral.runs.training_loop import Result, TrainingLoop, handle_stop_signals
@@ -116,7 +117,7 @@ def resume(
     with _verbosity(quiet):
         plugins = Plugins.find(callbacks, sinks)
         folder = RunFolder.open(run_dir)
-        stored = Experiment.from_dict(folder.config, str(folder.path / "config.yaml"))
+        stored = stored_experiment(folder)
         experiment = stored if env is None else give_env(stored, env)
         given = overrides | ({} if steps is None else {"steps": steps})
         experiment = change_settings(experiment, given, folder) if given else experiment
@@ -175,7 +176,7 @@ def _run_supervised(
 
     try:
         plugins.require_portable()
-        with contextlib.closing(ProcessRuntime()) as runtime:
+        with contextlib.closing(ProcessRuntime(experiment.actor_learner.silence_timeout_s)) as runtime:
             learner = SupervisedRole(runtime, "learner", make, note, experiment.actor_learner.max_restarts)
             return _supervise(runtime, learner, folder)
     finally:

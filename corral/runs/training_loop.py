@@ -15,7 +15,7 @@ from typing import Any
 from corral.config import presets
 from corral.config.experiment import Experiment
 from corral.core.errors import EnvNotStarted
-from corral.core.portable import STOP_SIGNALS, signal_main_thread
+from corral.core.portable import STOP_SIGNALS, signal_main_thread, survive_realtime_signals
 from corral.core.types import EnvSpec
 from corral.nets.network import describe_encoding
 from corral.runs.callbacks.clocks import Checkpoints, EvaluationClock, MetricsClock
@@ -30,7 +30,7 @@ from corral.runs.folder import RunFolder, require_same_env
 from corral.runs.plugins import Plugins
 from corral.runs.run import ActiveRun
 from corral.runs.sinks.base import MetricSinks
-from corral.topologies.base import Topology, make_topology
+from corral.topologies.base import StoppedWaiting, Topology, make_topology
 
 log = logging.getLogger("corral.runs")
 
@@ -87,9 +87,12 @@ class TrainingLoop:
         resume: bool = False,
         quiet: bool = False,
     ):
+        self._given_path, self._cwd = folder.path, Path.cwd()
+        folder = replace(folder, path=folder.path.absolute())  # an environment may change the working directory
         self._experiment, self._folder, self._plugins = experiment, folder, plugins or Plugins()
         self._resume, self._quiet = resume, quiet
         self._warned_of_masks = False
+        self._gave_up_waiting = False
         self.began = False  # False: nothing was trained, so the run folder may be removed
 
     def run(self) -> Result:
@@ -104,6 +107,11 @@ class TrainingLoop:
                     run.advance()
                     self._warn_of_masks()
                 run.finish()
+            except StoppedWaiting:
+                self.began = run.steps > 0
+                if not self._gave_up_waiting:
+                    raise
+                run.finish_without_envs()
             except KeyboardInterrupt:
                 self.began = run.steps > 0
                 raise
@@ -200,7 +208,7 @@ class TrainingLoop:
             text += "; the replay buffer was not saved and starts empty"
         self._note("resumed", text)
         if topology.env_steps >= self._experiment.steps:
-            path, steps = self._folder.path, topology.env_steps
+            path, steps = self._given_path, topology.env_steps
             log.info("%s is finished; continue it with `corral resume %s --steps %d`", path, path, 2 * steps)
 
     def _announce(self) -> None:
@@ -213,7 +221,7 @@ class TrainingLoop:
             f"network of {params:,} weights on {topology.learner.device}, "
             f"{topology.precision.name} ({topology.precision.why})",
             topology.thread_plan,
-            f"run {self._folder.path}",
+            f"run {self._given_path}",
         ]
         if encoding := describe_encoding(topology.model):
             lines.insert(3, f"observations: {encoding} (net.obs_encoding=auto, scaled or raw)")
@@ -251,7 +259,7 @@ class TrainingLoop:
     def _result(self, run: ActiveRun) -> Result:
         topology = self._topology
         return Result(
-            self._folder.path,
+            self._given_path if Path.cwd() == self._cwd else self._folder.path,
             run.steps,
             run.wall_s,
             math.nan if run.last_evaluation is None else run.last_evaluation.mean,
@@ -287,18 +295,23 @@ class TrainingLoop:
         return handle_stop_signals(stop)
 
     def _end_wait(self) -> None:
-        """Interrupt an iteration that still waits for environments; the last checkpoint remains."""
-        if self._topology.awaits_envs:
-            log.warning("stopping without a new checkpoint: the environments have not answered for %.0f s", _STOP_S)
-            signal_main_thread(signal.SIGTERM)
+        """Interrupt an iteration that still waits for environments, and save without their states."""
+        if not self._topology.awaits_envs:
+            return
+        saves = self._topology.saves_without_envs
+        how = "the checkpoint is without their episodes" if saves else "the last checkpoint remains"
+        log.warning("stopping: the environments have not answered for %.0f s; %s", _STOP_S, how)
+        self._gave_up_waiting = saves
+        signal_main_thread(signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def handle_stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
-    """Call `stop` on SIGTERM and Ctrl-C within the block; in the main thread only, since others get no signals."""
+    """Call `stop` on SIGTERM, SIGHUP and Ctrl-C in the block; in the main thread only, since others get no signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    survive_realtime_signals()
     handled = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     # Signals ignored after `&` stay ignored.
     before = {number: signal.signal(number, lambda number, frame: stop(number)) for number in handled}

@@ -201,9 +201,9 @@ _RUNTIMES = {
 }
 
 
-def make_runtime(name: str) -> Runtime:
-    """The runtime of that name."""
+def make_runtime(name: str, silence_s: float = 30.0) -> Runtime:
+    """The runtime of that name; with processes, one that sends nothing for so long is lost."""
     if name not in _RUNTIMES:
         raise UserError(f"runtime={name!r} is not one of {', '.join(_RUNTIMES)}.")
-    made: Runtime = pkgutil.resolve_name(_RUNTIMES[name])()
+    made: Runtime = pkgutil.resolve_name(_RUNTIMES[name])(*([silence_s] if name == "process" else []))
     return made

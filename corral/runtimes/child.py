@@ -19,12 +19,14 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 from multiprocessing import spawn
 from typing import Any, NoReturn
 
 from corral.core import portable
-from corral.runtimes.orphan_reaper import OWN_GROUP, OrphanReaper
+from corral.runtimes.orphan_reaper import CHILD, OWN_GROUP, OrphanReaper
+from corral.runtimes.portable_reaper import end_marked
 from corral.runtimes.shared_memory import Memfd, SharedMemory
 
 THREAD_VARIABLES = (
@@ -77,10 +79,22 @@ class ChildProcess:
                 [executable(), "-c", _BOOT.format(path=path, args=(target, os.getpid(), *shared))],
                 pass_fds=shared,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+                env=self._environ(),
                 **OWN_GROUP,
             )
         reaper.watch(self.pid)
+
+    def _environ(self) -> dict[str, str]:
+        """The child's environment, with a mark by which processes are found that leave its group."""
+        name, value = CHILD, uuid.uuid4().hex
+        self._mark = f"{name}={value}"
+        self._reaper.watch_marked(self._mark)
+        return {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), name: value}
+
+    def _end_marked(self) -> None:
+        """Kill what it has started in sessions of their own, and no longer look for it."""
+        end_marked(self._mark)
+        self._reaper.unwatch_marked(self._mark)
 
     @property
     def pid(self) -> int:
@@ -116,6 +130,7 @@ class ChildProcess:
                 os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
             self._reaper.unwatch(self.pid)
+            self._end_marked()
 
     @property
     def ending(self) -> str:

@@ -17,6 +17,9 @@ OWN_GROUP: dict[str, Any] = {
 }
 """Arguments of `Popen` for a child that Ctrl-C does not reach, and that can be killed together with what it starts."""
 
+CHILD = "CORRAL_CHILD"
+"""Variable with a child's mark, which everything that it starts inherits."""
+
 # The kernel closes our end of the pipe when we die; then `read` fails and the remaining groups are killed. A shell,
 # because it shares nothing with a hanging Python and starts in a millisecond. Processes that have left their group are
 # found by a mark in their environment.
@@ -49,7 +52,9 @@ class OrphanReaper:
         python = [sys.executable, "-I", "-S", os.path.abspath(portable_reaper.__file__)]
         self._process = subprocess.Popen(
             python if portable.PORTABLE else ["/bin/sh", "-c", _SCRIPT],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=os.sep, **OWN_GROUP,
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=os.sep,
+            # Without the mark of this process, with which it would end before its work is done.
+            env={name: value for name, value in os.environ.items() if name != CHILD}, **OWN_GROUP,
         )  # fmt: skip
 
     def watch(self, group: int) -> None:

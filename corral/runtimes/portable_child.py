@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
-from corral.runtimes.child import THREAD_VARIABLES, ChildProcess, executable, plug_stdio, serve_parent
+from corral.runtimes.child import ChildProcess, executable, plug_stdio, serve_parent
 from corral.runtimes.orphan_reaper import OWN_GROUP, OrphanReaper
 from corral.runtimes.portable_reaper import end_group
 from corral.runtimes.shared_memory import SharedMemory, open_memory
@@ -63,7 +63,7 @@ class PortableChild(ChildProcess):
             self._process = subprocess.Popen(
                 [executable(), "-c", _BOOT, target],
                 stdin=file,
-                env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+                env=self._environ(),
                 **OWN_GROUP,
             )
             reaper.watch(self.pid)
@@ -106,6 +106,7 @@ class PortableChild(ChildProcess):
             self._process.kill()
             self._process.wait()
             self._reaper.unwatch(self.pid)
+            self._end_marked()
 
     def _request_dump(self) -> None:
         self._order(_DUMP)

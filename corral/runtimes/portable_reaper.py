@@ -7,10 +7,13 @@ removes its shared memory.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import signal
 import subprocess
 import sys
+
+_MAX_SWEEPS = 10
 
 
 def end_group(pid: int) -> None:
@@ -24,9 +27,38 @@ def end_group(pid: int) -> None:
             subprocess.run(["taskkill", "/F", "/T", "/PID", str(pid)], stdin=quiet, stdout=quiet, stderr=quiet)
 
 
+def end_marked(mark: str) -> None:
+    """Kill all processes with this word in their environment: daemons and new sessions leave the process group.
+
+    They are found on Linux and macOS only.
+    """
+    for _ in range(_MAX_SWEEPS):  # they may be starting others
+        found = [pid for pid in _marked(mark) if pid != os.getpid()]
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+
+
+def _marked(mark: str) -> list[int]:
+    if sys.platform == "darwin":
+        command = ["ps", "-A", "-ww", "-E", "-o", "pid=,command="]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            listed = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5)
+            return [int(line.split()[0]) for line in listed.stdout.splitlines() if mark in line.split()]
+        return []
+    found, word = [], mark.encode()
+    for path in glob.iglob("/proc/[0-9]*/environ"):  # none without /proc
+        with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+            if word in file.read().split(b"\0"):
+                found.append(int(path.split("/")[2]))
+    return found
+
+
 def main() -> None:
     """Follow orders until the parent is gone."""
-    groups, files = set[int](), set[str]()
+    groups, files, marks = set[int](), set[str](), set[str]()
     for line in sys.stdin:
         order, _, word = line.rstrip("\n").partition(" ")
         if order == "guard":
@@ -35,10 +67,16 @@ def main() -> None:
             groups.discard(int(word))
         elif order == "file":
             files.add(word)
+        elif order == "mark":
+            marks.add(word)
+        elif order == "unmark":
+            marks.discard(word)
         elif order == "stop":
             return
     for group in groups:
         end_group(group)
+    for mark in marks:
+        end_marked(mark)
     for path in files:
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -21,10 +21,9 @@ from corral.runtimes.shared_memory import shared_memory
 CALL, MAIL, CLOSE = range(3)  # to a role
 ANSWER, ALIVE = range(10, 12)  # from a role
 
-_SEND_S = 30.0  # a role reads all the time; only a frozen one could make us wait
 _CLOSE_S = 5.0  # for all roles to finish what they do and end
 _END_S = 0.2  # to end by itself, when its connection is closed
-_SILENCE_S = 60.0  # a role sends ALIVE every second
+_START_S = 60.0  # to send something for the first time: a busy machine starts many processes slowly
 
 
 class Shared:
@@ -36,13 +35,15 @@ class Shared:
 
 
 class _RoleProcess(Handle):
-    def __init__(self, name: str, make: MakeRole, reaper: OrphanReaper):
+    def __init__(self, name: str, make: MakeRole, reaper: OrphanReaper, silence_s: float):
         self.name = name
+        # It sends ALIVE every second, and reads all the time: only a frozen one could make us wait, here too.
+        self._silence_s, self._limit_s = silence_s, max(silence_s, _START_S)
         self._calls: dict[int, Call] = {}
         self._number = 0
         self._job = shared_memory("corral-role", cloudpickle.dumps(make))
         self._process = start_child("corral.runtimes.process_child:main", (self._job,), reaper)
-        self.connection = Connection(self._process.socket, _SEND_S)
+        self.connection = Connection(self._process.socket, silence_s)
         self._seen = time.monotonic()
 
     @property
@@ -76,7 +77,7 @@ class _RoleProcess(Handle):
             return
         try:
             while (frame := self.connection.read(wait=False)) is not None:
-                self._seen = time.monotonic()
+                self._seen, self._limit_s = time.monotonic(), self._silence_s
                 kind, number, body = frame
                 if kind == ANSWER and number in self._calls:
                     self._job.close()  # it has read it
@@ -86,8 +87,8 @@ class _RoleProcess(Handle):
 
     def check(self) -> None:
         """Treat it as lost if it has been silent for too long."""
-        if self.lost is None and time.monotonic() - self._seen > _SILENCE_S:
-            self.mark_lost(f"it sent nothing for {_SILENCE_S:g} s")
+        if self.lost is None and time.monotonic() - self._seen > self._limit_s:
+            self.mark_lost(f"it sent nothing for {self._limit_s:g} s")
 
     def mark_lost(self, why: str) -> None:
         if self.lost is None:
@@ -122,13 +123,14 @@ class _RoleProcess(Handle):
 class ProcessRuntime(Runtime):
     """Processes that end with this one, however it ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence_s: float = 30.0) -> None:
+        self._silence_s = silence_s
         self._handles: list[_RoleProcess] = []
         self._reaper = OrphanReaper()
         self._finalizer = weakref.finalize(self, _end_all, self._handles, self._reaper, os.getpid())
 
     def spawn(self, name: str, make: MakeRole) -> Handle:
-        handle = _RoleProcess(name, make, self._reaper)
+        handle = _RoleProcess(name, make, self._reaper, self._silence_s)
         self._handles[:] = [h for h in self._handles if h.lost is None] + [handle]
         return handle
 

@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 
 from corral.core.encoding import Buffer, decode, encode
+from corral.core.portable import survive_realtime_signals
 from corral.runtimes import process as frames
 from corral.runtimes.base import Mailbox, RoleHost, failure
 from corral.runtimes.connection import Connection, ConnectionClosed
@@ -25,6 +26,7 @@ _ALIVE_S = 1.0
 def main(sock: socket.socket, job: SharedMemory) -> None:
     """Serve one handle until it sends CLOSE or disconnects."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    survive_realtime_signals()
     logging.getLogger("corral").setLevel(logging.WARNING)  # informational messages of many processes are noise
     connection = Connection(sock, None)
     mailbox = Mailbox()

@@ -85,27 +85,32 @@ def require_cpus(count: float, what: str) -> None:
         time.sleep(0.1)
 
 
-def usable_cpus(most: int) -> int:
-    """Number of free CPUs, at least 1 and at most `most`."""
+def usable_cpus(most: int, each: float = 1.0) -> int:
+    """How many times so many CPUs are free, at least 1 and at most `most`."""
     until = time.monotonic() + _SETTLE_S
-    most = min(most, int(_cpus("cluster_resources")))
-    while (free := int(_cpus("available_resources"))) < most and time.monotonic() < until:
+    most = min(most, int(_cpus("cluster_resources") / each))
+    while (free := int(_cpus("available_resources") / each)) < most and time.monotonic() < until:
         time.sleep(0.1)
     return max(1, min(free, most))
 
 
-def reserve_cpus(count: int, what: str) -> Any:
-    """A placement group of `count` bundles with a CPU each, spread over the nodes; UserError within seconds if not.
+def cluster_cpus() -> float:
+    """CPUs of the whole cluster."""
+    return _cpus("cluster_resources")
+
+
+def reserve_cpus(count: int, what: str, each: float = 1.0) -> Any:
+    """A placement group of `count` bundles with `each` CPUs, spread over the nodes; UserError within seconds if not.
 
     Actors in it keep their CPUs until the group is removed, and move with them when a node is lost.
     """
-    require_cpus(count, what)
+    require_cpus(count * each, what)
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    group = placement_group([{"CPU": 1}] * count, strategy="SPREAD")
+    group = placement_group([{"CPU": each}] * count, strategy="SPREAD")
     if not group.wait(_RESERVE_S):
         remove_placement_group(group)
-        raise UserError(f"{what} needs {count} CPUs on the Ray cluster: {describe_free_cpus()}.")
+        raise UserError(f"{what} needs {count * each:g} CPUs on the Ray cluster: {describe_free_cpus()}.")
     return group
 
 

@@ -79,8 +79,8 @@ class OneStateEnv(Env):
 
 
 class FaultyEnv(CountingEnv):
-    """Counts, and fails at step `at` of every `every`-th episode (from the second on) by raise, exit, kill, hang, nan
-    or nan_reward, or in the reset that follows by raise_reset.
+    """Counts, and fails at step `at` of every `every`-th episode (from the second on) by raise, exit,
+    interrupt, kill, hang, nan or nan_reward, or in the reset that follows by raise_reset.
     """
 
     def __init__(self, kind: str, at: int = 3, every: int = 2, length: int = 5):
@@ -99,6 +99,8 @@ class FaultyEnv(CountingEnv):
                 raise RuntimeError("the simulator broke")
             if self._kind == "exit":
                 raise SystemExit(3)
+            if self._kind == "interrupt":
+                raise KeyboardInterrupt  # as a library does that counts Ctrl-C, or a debugger
             if self._kind == "kill":
                 os.kill(os.getpid(), 9)  # SIGKILL, for which Windows has no name
             if self._kind == "hang":

@@ -19,6 +19,7 @@ from corral.acting.sampler import Sampler
 from corral.config.experiment import Experiment
 from corral.core import seeding
 from corral.core.encoding import Value
+from corral.core.machine import cores
 from corral.core.types import Trajectory
 from corral.data.pack import pack
 from corral.learn.threads import set_threads
@@ -49,13 +50,12 @@ class Actor:
         count = experiment.num_envs if central else experiment.envs_per_actor
         self._first_id = index * count
         env_seed = seeding.component_seed(seed, "train", "actor", index, start) if index or start else seed
-        backend, workers = experiment.backend, experiment.workers
+        backend, workers, free = experiment.backend, experiment.workers, 1  # one of several: each has a core
         if central:
-            workers = experiment.num_actors
+            workers, free = experiment.actors, max(1, cores() - 1)  # this process computes the actions
             if backend == "auto":
                 backend = "ray" if experiment.runtime == "ray" else "process"
-        # One of several actors: each computes on one core.
-        self._vec = make_train_vec(experiment, count, env_seed, backend, workers, cores=1)
+        self._vec = make_train_vec(experiment, count, env_seed, backend, workers, cores=free)
         self._algo = make_algorithm(experiment, self._vec.spec)
         # On Ray, roles other than the driver have no GPU.
         on_device = central and experiment.runtime != "ray"

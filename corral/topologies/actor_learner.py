@@ -28,6 +28,7 @@ from corral.topologies.actor import Actor
 from corral.topologies.base import (
     Note,
     OnRollout,
+    StoppedWaiting,
     Topology,
     choose_runtime,
     planning_metrics,
@@ -67,7 +68,7 @@ class ActorLearner(Topology):
         what = f"A run of {len(roles)} processes ({named}){workers}"
         name = choose_runtime(experiment)
         require_room(name, len(roles) + extra_processes, what)
-        self._runtime = make_runtime(name)
+        self._runtime = make_runtime(name, experiment.actor_learner.silence_timeout_s)
         self._others = len(roles) + extra_processes if self._runtime.is_local else 0
         try:
             self._runtime.reserve(len(roles), what, extra_processes)
@@ -203,16 +204,20 @@ class ActorLearner(Topology):
     def _in_order(self) -> list[tuple[Trajectory, Any]]:
         taken = []
         self.awaits_envs = True
-        for actor in self._actors:
-            while True:
-                fragment = self._take(actor, _TURN_S)
-                if fragment is not None:
-                    taken.append(fragment)
-                    break
-                if actor.given_up:
-                    raise RunFailed(f"{actor.name} crashed too often, and weight_sync=sync needs all actors.")
-                self._request(actor)  # again, if it crashed
-        self.awaits_envs = False
+        try:
+            for actor in self._actors:
+                while True:
+                    fragment = self._take(actor, _TURN_S)
+                    if fragment is not None:
+                        taken.append(fragment)
+                        break
+                    if actor.given_up:
+                        raise RunFailed(f"{actor.name} crashed too often, and weight_sync=sync needs all actors.")
+                    self._request(actor)  # again, if it crashed
+        except KeyboardInterrupt as stop:
+            raise StoppedWaiting from stop
+        finally:
+            self.awaits_envs = False
         return taken
 
     def _first_ready(self) -> list[tuple[Trajectory, Any]]:
@@ -322,7 +327,7 @@ class ActorLearner(Topology):
         learners = self._learner_group.members if self._learner_group is not None else []
         return actors + [member.status() for member in (*getattr(self.store, "members", []), *learners)]
 
-    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, replay: bool = True, envs: bool = True) -> dict[str, Any]:
         """Learner, replay buffer and counters, without environments and fragments in flight."""
         return {
             "env_steps": self.env_steps,

@@ -103,8 +103,9 @@ def make_train_vec(
         one_vec = experiment.topology in ("sync", "central_inference")
         kwargs = share_simulators(kwargs, 1 if one_vec else experiment.num_actors)
     vec = make_vec(
-        env, num_envs, backend, workers, seed, env_kwargs=kwargs, supervision=experiment.supervision, cores=cores
-    )
+        env, num_envs, backend, workers, seed, env_kwargs=kwargs, supervision=experiment.supervision, cores=cores,
+        worker_cpus=experiment.worker_cpus,
+    )  # fmt: skip
     if experiment.normalize_reward:
         replayed = make_algorithm(experiment, vec.spec).data.reuse == "replay"
         gamma = getattr(experiment.algorithm, "gamma", 0.99)
@@ -148,6 +149,10 @@ class PolicySnapshot:
         return {name: tensor.numpy() for name, tensor in self.weights.items()}
 
 
+class StoppedWaiting(KeyboardInterrupt):
+    """A signal ended `advance` while it waited for environments: the learner's state is that before the call."""
+
+
 class Topology(ABC):
     """A running experiment. The learner is in this process; subclasses define where acting happens."""
 
@@ -161,6 +166,8 @@ class Topology(ABC):
     """Whether environments have shown masks of their legal actions."""
     sees_rollouts = True
     """Whether trajectories reach this process."""
+    saves_without_envs = True
+    """Whether `state_dict(envs=False)` works while environments do not answer."""
     awaits_envs = False
     """Whether this thread waits for environments, which may take as long as their deadlines."""
 
@@ -270,8 +277,10 @@ class Topology(ABC):
         return []
 
     @abstractmethod
-    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
-        """The complete state; without `replay`, the replay buffer is omitted and starts empty on resume."""
+    def state_dict(self, *, replay: bool = True, envs: bool = True) -> dict[str, Any]:
+        """The complete state. Without `replay`, the replay buffer is omitted and starts empty on resume; without
+        `envs`, environments that do not answer are not asked, and all start new episodes.
+        """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> list[int]:

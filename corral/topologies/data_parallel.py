@@ -50,6 +50,7 @@ class DataParallel(Topology):
     """
 
     sees_rollouts = False
+    saves_without_envs = False  # workers that wait for environments cannot give their state
 
     def __init__(self, experiment: Experiment, note: Note):
         super().__init__(experiment, note)
@@ -58,7 +59,7 @@ class DataParallel(Topology):
         what = f"A run of {experiment.num_actors} workers" + (f" and {servers} parameter servers" if servers else "")
         name = choose_runtime(experiment)
         require_room(name, self._processes, what)
-        self._runtime = make_runtime(name)
+        self._runtime = make_runtime(name, experiment.actor_learner.silence_timeout_s)
         try:
             self._runtime.reserve(self._processes, what)
             self._build()
@@ -289,7 +290,7 @@ class DataParallel(Topology):
     def processes(self) -> list[dict[str, Any]]:
         return [member.status() for member in (*self._workers, *self._rendezvous.members)]
 
-    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, replay: bool = True, envs: bool = True) -> dict[str, Any]:
         """The workers' learned state and counters, without environments and replay buffers."""
         self._pull()
         return {

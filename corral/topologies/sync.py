@@ -14,8 +14,17 @@ from corral.acting.sampler import Sampler
 from corral.config.experiment import Experiment
 from corral.core import seeding
 from corral.data.store import StoreContext
+from corral.envs.normalize import NormalizedVecEnv
 from corral.nets.network import has_image_encoder
-from corral.topologies.base import MakeExchange, Note, OnRollout, Topology, make_train_vec, planning_metrics
+from corral.topologies.base import (
+    MakeExchange,
+    Note,
+    OnRollout,
+    StoppedWaiting,
+    Topology,
+    make_train_vec,
+    planning_metrics,
+)
 
 
 class Sync(Topology):
@@ -82,6 +91,8 @@ class Sync(Topology):
         self.awaits_envs = True
         try:
             traj = next(self._rollouts) if self._shared_progress is None or self.store.room() else None
+        except KeyboardInterrupt as stop:
+            raise StoppedWaiting from stop
         finally:
             self.awaits_envs = False
             for text in self.vec.new_faults():
@@ -108,12 +119,14 @@ class Sync(Topology):
         found = {**super().metrics(), "env/restarts": float(self.vec.restarts)}
         return found | planning_metrics([simulator_steps(self.policy)])
 
-    def state_dict(self, *, replay: bool = True) -> dict[str, Any]:
+    def state_dict(self, *, replay: bool = True, envs: bool = True) -> dict[str, Any]:
+        scales = self.vec.statistics.state_dict() if isinstance(self.vec, NormalizedVecEnv) else None
+        without = {"sampler": None, "episodes": self.episodes.state_dict(), "scales": scales}
         return {
             "env_steps": self.env_steps,
             "learner": self.learner.state_dict(),
             "acting_rng": self._rng.bit_generator.state,
-            "sampler": self.sampler.state_dict(),
+            **({"sampler": self.sampler.state_dict()} if envs else without),
             "store": self.store.state_dict() if replay or self.algo.data.reuse == "once" else None,
         }
 
@@ -123,10 +136,20 @@ class Sync(Topology):
         self._rng.bit_generator.state = state["acting_rng"]
         if state["store"] is not None:
             self.store.load_state_dict(state["store"])
+        if state["sampler"] is None:
+            return self._restart(state)
         if self.experiment.factory is not None:  # given again, perhaps under another name; its spaces were compared
             rows = state["sampler"]["vec"]
             rows.get("vec", rows)["identity"]["env"] = self.vec.spec.name  # NormalizedVecEnv keeps its inner state so
         return self.sampler.load_state_dict(state["sampler"])
+
+    def _restart(self, state: dict[str, Any]) -> list[int]:
+        """New episodes everywhere, with seeds that the run has not used."""
+        self.episodes.load_state_dict(state["episodes"])
+        if isinstance(self.vec, NormalizedVecEnv):
+            self.vec.statistics.load_state_dict(state["scales"])
+        self.vec.reset(seeding.component_seed(self.experiment.seed, "train", "restart", self.env_steps))
+        return list(range(self.vec.num_envs))
 
     def close(self) -> None:
         if self._rollouts is not None:

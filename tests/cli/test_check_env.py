@@ -33,7 +33,7 @@ def test_a_good_environment_passes_every_check(env):
         ("NoSeed", "reset", "fail", "unexpected keyword argument 'seed'"),
         ("Wordy", "spaces", "fail", "Text spaces"),
         ("NotBuilt", "build", "fail", "RuntimeError: cannot find the simulator"),
-        ("NotAnEnv", "build", "fail", "not a gymnasium.Env"),
+        ("not_an_env", "build", "fail", "not a gymnasium.Env"),
         ("Raising", "step", "fail", "at step 6, ValueError: the joint exploded"),
         ("OutOfRange", "observations", "fail", "at step 5"),
         ("WrongShape", "observations", "fail", "has shape (2,), its space says (3,)"),

@@ -1,5 +1,6 @@
 """What every runtime does with roles, and what only those can do whose roles have a life of their own."""
 
+import contextlib
 import os
 import signal
 import time
@@ -185,13 +186,13 @@ def test_killed_role_is_lost_with_its_signal(processes, number):
     assert result(processes, other.call("echo", 2))["value"] == 2
 
 
-def test_a_frozen_role_is_given_up(processes, monkeypatch):
-    role = processes.spawn("victim", Echo)
-    pid = result(processes, role.call("pid"))
-    monkeypatch.setattr("corral.runtimes.process._SILENCE_S", 2.0)  # only now: a busy machine starts it in more
-    os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(RoleLost, match="sent nothing for 2 s"):
-        result(processes, role.call("echo", 1))
+def test_a_frozen_role_is_given_up(processes):
+    with contextlib.closing(make_runtime("process", silence_s=2.0)) as runtime:
+        role = runtime.spawn("victim", Echo)
+        pid = result(runtime, role.call("pid"))
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(RoleLost, match="sent nothing for 2 s"):
+            result(runtime, role.call("echo", 1))
 
 
 def test_roles_end_with_the_runtime(monkeypatch):

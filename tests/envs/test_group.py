@@ -183,3 +183,42 @@ def test_episode_ends_survive_flushed_denormals():
         assert batch.final_obs is not None
     finally:
         torch.set_flush_denormal(False)
+
+
+class Says(CountingEnv):
+    """Returns this as reward or flag of its second step."""
+
+    def __init__(self, **said):
+        super().__init__()
+        self._said = said
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        said = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        said |= self._said if self._t == 2 else {}
+        return obs, said["reward"], said["terminated"], said["truncated"], info
+
+
+@pytest.mark.parametrize("backend", ["local", "process"])
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"reward": 10**400}, "the reward must be one number, got 1000"),
+        ({"terminated": "False"}, "terminated must be True or False, got 'False'"),
+        ({"truncated": "no"}, "truncated must be True or False, got 'no'"),
+        ({"terminated": 0.5}, "terminated must be True or False, got 0.5"),
+    ],
+)
+def test_a_reward_or_flag_that_is_none_is_one_sentence(said, words, backend):
+    with (
+        corral.make_vec(lambda: Says(**said), 1, backend, workers=1) as vec,
+        pytest.raises(corral.UserError, match=words) as e,
+    ):
+        play(vec, 5)
+    assert len(str(e.value)) < 300
+
+
+@pytest.mark.parametrize("flag", [True, np.True_, 1, 1.0, np.array([True]), np.int64(1)])
+def test_flags_may_be_numpy_or_numbers(flag):
+    with corral.make_vec(lambda: Says(terminated=flag), 1, "local") as vec:
+        assert [bool(row.terminated) for row in play(vec, 3)[0]][:3] == [False, True, False]

@@ -281,3 +281,42 @@ def test_unused_workers_of_a_local_backend_are_reported(caplog):
     caplog.set_level("INFO", "corral")
     with corral.make_vec("CartPole-v1", 2, workers=2):
         assert "workers=2 is not used" in caplog.text
+
+
+def test_process_backend_has_a_worker_per_env_that_waits():
+    with corral.make_vec(partial(SlowEnv, 0.02, 0.03), 6, "process", cores=2) as vec:
+        assert len(vec.worker_pids) == 6
+        assert "6 workers, because a step takes" in vec.backend_reason
+        assert vec.resolved_backend == ("process", 6)
+        assert len(vec.recv()) == 6
+    with corral.make_vec(partial(SlowEnv, 0.02, 0.03), 6, "process", workers=2) as vec:
+        assert len(vec.worker_pids) == 2, "what was asked for"
+
+
+class OncePerProcess(CountingEnv):
+    made = 0
+
+    def __init__(self):
+        OncePerProcess.made += 1
+        if OncePerProcess.made > 3:
+            raise OSError("the port is in use")
+        super().__init__()
+
+
+class KillsWhenMeasured(CountingEnv):
+    made = 0
+
+    def __init__(self):
+        KillsWhenMeasured.made += 1
+        if KillsWhenMeasured.made == 4:
+            raise SystemExit(9)
+        super().__init__()
+
+
+@pytest.mark.parametrize("env", [CountingEnv, OncePerProcess, KillsWhenMeasured])
+def test_process_backend_has_a_worker_per_core_otherwise(env):
+    with corral.make_vec(env, 6, "process", cores=2) as vec:
+        assert len(vec.worker_pids) == 2
+        assert vec.resolved_backend is None
+        assert len(vec.recv()) == 6
+        assert vec.restarts == 0

@@ -48,6 +48,16 @@ def test_repeated_kills_cost_other_envs_no_transition(total):
         assert vec.restarts in (faulty, faulty + 1)
 
 
+def test_a_keyboard_interrupt_of_an_env_ends_its_episode_alone():
+    with corral.make_vec([partial(FaultyEnv, "interrupt"), CountingEnv], 2, "process", workers=1) as vec:
+        rows = play(vec, 30)
+        assert {fault.kind for fault in vec.faults} == {"raised"}
+        assert "KeyboardInterrupt" in vec.faults[0].detail
+        assert len(vec.worker_pids) == 1
+    assert sum(row.faulty for row in rows[0]) >= 2
+    assert not any(row.faulty for row in rows[1])
+
+
 def test_killed_idle_env_yields_faulty_row_at_next_send():
     with corral.make_vec(partial(CountingEnv, 50), 4, "process", workers=2) as vec:
         act, batch = random_actions(vec), vec.recv()

@@ -1,5 +1,6 @@
 """What ends with worker processes, with their parent, and with the threads and forks of both."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,11 +8,13 @@ import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from helpers.orphans import busy_program, gone
+from helpers.portable import forced  # noqa: F401
 
 import corral
 from corral.testing import CountingEnv, SlowEnv
@@ -185,3 +188,55 @@ def test_a_failed_start_leaves_no_process_behind():
     with pytest.raises(corral.EnvFailed, match="licence server not reachable"):
         corral.make_vec([CountingEnv, broken, CountingEnv], backend="process", workers=3)
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
+
+
+class Daemon(CountingEnv):
+    """Starts a process in a session of its own, as a launcher of simulators does, which nobody ends."""
+
+    def __init__(self):
+        super().__init__()
+        self._child = subprocess.Popen(["sleep", "1000"], start_new_session=True, stdin=subprocess.DEVNULL)
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        obs[1] = self._child.pid
+        return obs, info
+
+
+@pytest.mark.linux("processes found by their environment", hidden=True)
+@pytest.mark.parametrize("portable", [False, True])
+def test_processes_in_sessions_of_their_own_end_with_the_worker(portable, request):
+    if portable:
+        request.getfixturevalue("forced")
+    with corral.make_vec(Daemon, 1, "process") as vec:
+        first = int(vec.recv().obs[0, 1])
+        os.kill(vec.worker_pids[0], signal.SIGKILL)
+        vec.send(np.zeros(1, int), np.zeros(1, np.int64))
+        second = int(vec.recv().obs[0, 1])
+        assert gone([first])
+        assert psutil.pid_exists(second)
+    assert gone([second]), "a clean end"
+
+
+@pytest.mark.linux("processes found by their environment", hidden=True)
+@pytest.mark.parametrize("portable", ["0", "1"])
+@pytest.mark.parametrize("algo", ["ppo", "impala"])
+def test_processes_in_sessions_of_their_own_end_with_a_killed_run(algo, portable, tmp_path):
+    """The trainer, or the process that has the environments, gets SIGKILL."""
+    words = ["train", algo, "--env", f"{Path(__file__).stem}:Daemon", "--steps", "100000000"]
+    words += ["--run-dir", str(tmp_path / "run")]
+    words += ["--quiet", "--set", "num_envs=1", "eval_episodes=0"] + (["backend=process"] if algo == "ppo" else [])
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    env = os.environ | {"PYTHONPATH": path, "CORRAL_PORTABLE": portable}
+    with subprocess.Popen([sys.executable, "-m", "corral", *words], env=env, stderr=subprocess.DEVNULL) as run:
+        until, found = time.monotonic() + 60, []
+        while time.monotonic() < until and not (tmp_path / "run" / "metrics.csv").exists():
+            time.sleep(0.1)
+        time.sleep(0.3)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline() == ["sleep", "1000"] and process.environ().get("PYTHONPATH") == path:
+                    found.append(process.pid)
+        run.kill()
+    assert found
+    assert gone(found)

@@ -13,7 +13,7 @@ import pytest
 import corral
 from corral.core.errors import UserError
 from corral.testing.contracts.vec_env import LIFE, T
-from corral.testing.envs import BigEnv, CountingEnv
+from corral.testing.envs import BigEnv, CountingEnv, SlowEnv
 from corral.testing.play import play
 
 pytest.importorskip("ray")
@@ -188,3 +188,23 @@ def test_unpicklable_factory_is_refused():
     lock = threading.Lock()
     with pytest.raises(UserError, match="cannot be sent to a worker"):
         corral.make_vec(lambda: (lock, CountingEnv())[1], 1, "ray")
+
+
+@pytest.mark.ray
+def test_envs_that_wait_share_cpus_on_ray():
+    """Ray has 4 CPUs here."""
+    with corral.make_vec(partial(SlowEnv, 0.02, 0.03), 8, "ray") as vec:
+        assert len(vec.places) == 8
+        assert "8 actors with" in vec.backend_reason
+        assert len(vec.recv()) == 8
+    with corral.make_vec(CountingEnv, 6, "ray", workers=6, worker_cpus=0.25) as vec:
+        assert len(vec.places) == 6
+        assert len(vec.recv()) == 6
+    with pytest.raises(corral.UserError, match=r"needs 12 CPUs .* ask for at most 4"):
+        corral.make_vec(CountingEnv, 6, "ray", workers=6, worker_cpus=2)
+
+
+@pytest.mark.parametrize("backend", ["local", "process", "auto"])
+def test_worker_cpus_need_ray(backend):
+    with pytest.raises(corral.UserError, match="for backend='ray' only"):
+        corral.make_vec(CountingEnv, 2, backend, worker_cpus=0.5)

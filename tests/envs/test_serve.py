@@ -198,7 +198,7 @@ def test_serve_gives_up_without_a_learner(serve):
 
 
 def test_learner_that_says_nothing_is_left(monkeypatch):
-    monkeypatch.setattr(serving, "_GREETING_S", 0.2)
+    monkeypatch.setattr(serving, "_HANDSHAKE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as door:
         address = parse_url(f"tcp://127.0.0.1:{door.getsockname()[1]}")
         server = serving.SimulatorServer(CountingEnv, "counting", open_binding("tcp", connect=[address]), 1)

@@ -48,6 +48,10 @@ class Sim:
         self._process.join(10)
         return self._process.exitcode
 
+    @property
+    def alive(self):
+        return self._process.is_alive()
+
     def kill(self, how=signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, how)

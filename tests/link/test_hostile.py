@@ -18,9 +18,9 @@ from corral.envs.serve.server import SimulatorServer
 from corral.envs.serve.state_errors import problems_of, unpack_state
 from corral.link import protocol as clp
 from corral.link.client.states import row_messages
-from corral.link.control import Budget, Knock, Welcome, to_meta
+from corral.link.control import Budget, Hello, Knock, Welcome, to_meta
 from corral.link.layout import read_space
-from corral.link.message import BadMessage, Message, read_message
+from corral.link.message import BadMessage, Message, printable, read_message
 from corral.link.protocol import Limits
 from corral.link.transports.base import Event
 from corral.link.transports.json_values import ClientError, inferred
@@ -73,6 +73,35 @@ def test_space_error_is_short():
     with pytest.raises(BadMessage) as refused:
         read_space({**LARGE, "shape": [2], "low": "x" * 1_000_000}, "observation")
     assert len(str(refused.value)) < 1000
+
+
+FORGED = "ant\n2026-01-01 WARNING all is well\x1b[2J\u202e"
+
+
+def test_names_of_a_peer_forge_no_lines_of_the_log():
+    shown = printable(FORGED)
+    assert shown == "ant?2026-01-01 WARNING all is well?[2J?"
+    assert printable("a\nb\tc\r", lines=True) == "a\n    b c?"
+    hello = Hello(
+        [(1, 0)], FORGED, FORGED, 0, bytes(16), bytes(16), 0, SMALL, SMALL, 1, 1, 1, 0, True, []
+    )  # fmt: skip
+    assert hello.env == hello.sdk == shown
+    assert Message(clp.Op.ERROR, meta={"text": FORGED}).text == "ant 2026-01-01 WARNING all is well?[2J?"
+    reply = Message(clp.Op.STEP, meta={"rows": {"0": "line\n\x1b[1mline"}})
+    assert row_messages(reply, 1) == {0: "line\n    ?[1mline"}
+
+
+@pytest.mark.parametrize("bound", [{"low": "-inf", "high": "inf"}, {"low": float("-inf"), "high": float("inf")}])
+def test_an_integer_box_without_bounds_has_those_of_its_dtype(bound):
+    space = read_space({"type": "box", "dtype": "int64", "shape": [2], **bound}, "observation").space
+    assert space.low.tolist() == [np.iinfo(np.int64).min] * 2
+    assert space.high.tolist() == [np.iinfo(np.int64).max] * 2
+
+
+@pytest.mark.parametrize("high", [1e30, float("nan"), 300.0])
+def test_a_bound_outside_of_its_dtype_is_refused(high):
+    with pytest.raises(BadMessage, match="no bound of uint8: give one from 0 to 255"):
+        read_space({"type": "box", "dtype": "uint8", "shape": [2], "low": 0, "high": high}, "observation")
 
 
 # -- the JSON loop -----------------------------------------------------------------------------------------------------

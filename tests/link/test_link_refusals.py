@@ -45,6 +45,9 @@ def test_a_token_is_required_of_both_sides_and_never_sent(sims, tmp_path, caplog
     sims.append(Sim(CountingEnv, url, token_file=str(good)))
     with corral.make_vec(url, 2, env_kwargs={"token_file": str(good)}) as vec:
         assert len(play(vec, 5)) == 2
+        until = time.monotonic() + 20
+        while sims[0].alive and time.monotonic() < until:  # it may have started last
+            vec.fleet.poll(0.1)
         assert len(vec.fleet.sessions) == 1
     assert sims[0].exitcode == 1
     assert "0123456789abcdef" not in caplog.text

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -186,7 +187,7 @@ def test_the_next_turns_after_loading_are_those_without(case):
 # -- told to stop --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_stopped_run_saves_and_resumes_exactly(tmp_path, uninterrupted, number):
     stopped, (whole, _) = tmp_path / "stopped", uninterrupted("ppo")
     child = start(in_child, train, run_dir=stopped, **settings_of("ppo"))
@@ -199,6 +200,50 @@ def test_stopped_run_saves_and_resumes_exactly(tmp_path, uninterrupted, number):
     assert load(RunFolder.open(stopped))[1]["step"] == event["env_steps"]
     resume(stopped, quiet=True)
     assert_same(final_state(stopped), final_state(whole))
+
+
+def test_a_realtime_signal_ends_nothing(tmp_path):
+    child = start(in_child, train, run_dir=tmp_path, **settings_of("ppo"))
+    wait_for(lambda: checkpoints(tmp_path), child)
+    os.kill(child.pid, signal.SIGRTMIN + 3)
+    child.join(60)
+    assert child.exitcode == 0
+    assert load(RunFolder.open(tmp_path))[1]["step"] >= STEPS
+
+
+class Hanging(IdentityEnv):
+    """Answers no more from a certain step of its life on, while a file is there."""
+
+    _life = 0
+
+    def __init__(self, length=8, until=""):
+        super().__init__(length=length)
+        self._until = Path(until)
+
+    def step(self, action):
+        self._life += 1
+        while self._life > 200 and self._until.exists():
+            time.sleep(0.05)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("settings", [{}, {"normalize_reward": True}], ids=["plain", "normalized"])
+def test_a_run_whose_envs_do_not_answer_is_saved_when_told(settings, tmp_path, monkeypatch):
+    (tmp_path / "hangs").touch()
+    monkeypatch.setattr("corral.runs.training_loop._STOP_S", 0.3)
+    name = f"{Path(__file__).stem}:Hanging"
+    given = settings_of("ppo", env_kwargs={"until": str(tmp_path / "hangs")}, backend="local", **settings)
+    timer = threading.Timer(2.0, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM))
+    timer.start()
+    stopped = train(run_dir=tmp_path / "run", **given | {"env": name})
+    timer.join()
+    assert stopped.stopped
+    assert 0 < stopped.steps < STEPS
+    assert load(RunFolder.open(tmp_path / "run"))[1]["step"] == stopped.steps
+    (tmp_path / "hangs").unlink()
+    done = resume(tmp_path / "run", quiet=True)
+    assert done.steps >= STEPS
+    assert "new episodes" in events(tmp_path / "run", "resumed")[0]["text"]
 
 
 def ignoring_sigint(function, *args, **kwargs):

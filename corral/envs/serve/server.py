@@ -22,6 +22,7 @@ from corral.envs.serve.supervisor import RequestClock
 from corral.link import protocol as clp
 from corral.link.auth import LEARNER, SIMULATOR, is_proven, new_nonce, prove
 from corral.link.control import OURS, Hello, Knock, Ready, Welcome, from_meta, to_meta
+from corral.link.greetings import Greeting, Greetings
 from corral.link.layout import layout_hash
 from corral.link.message import BadMessage, Message, read_message
 from corral.link.transports.base import Binding, Event, Wire
@@ -31,7 +32,7 @@ log = logging.getLogger("corral.envs")
 
 _POLL_S = 0.25
 _KEEP_S = 30.0  # for a session without a connection
-_GREETING_S = 60.0
+_HANDSHAKE_S = 60.0  # a learner may be busy with an update
 _MAX_SESSIONS, _MAX_GREETINGS = 64, 64
 _PLAIN: dict[int, Callable[[Slots, int, Sequence[Buffer]], SlotReply]] = {
     clp.Op.RESET: Slots.reset, clp.Op.SAVE: Slots.save, clp.Op.EXPAND: Slots.expand, clp.Op.EXPORT: Slots.export,
@@ -54,8 +55,7 @@ class _Session:
 
 
 @dataclass
-class _LearnerGreeting:
-    since: float = field(default_factory=time.monotonic)
+class _LearnerGreeting(Greeting):
     nonce: bytes = field(default_factory=new_nonce)
     resumes: _Session | None = None
 
@@ -87,7 +87,7 @@ class SimulatorServer:
         self._instance = instance or new_nonce()
         self._sessions: list[_Session] = []  # learners choose their numbers, so two may have the same
         self._by_wire: dict[Wire, _Session] = {}
-        self._greetings: dict[Wire, _LearnerGreeting] = {}
+        self._greetings: Greetings[_LearnerGreeting] = Greetings(_MAX_GREETINGS, _HANDSHAKE_S)
         self._over = False
         self._peer_log = RateLimitedLog(log)
         self.last_learner = time.monotonic()
@@ -126,9 +126,8 @@ class SimulatorServer:
             if session.wire is None and now - session.detached_at > _KEEP_S:
                 log.info("a learner did not reconnect within %g s; its environments are closed.", _KEEP_S)
                 self._end(session)
-        for wire, greeting in list(self._greetings.items()):
-            if now - greeting.since > _GREETING_S:
-                self._refuse(wire, clp.Status.E_PROTOCOL, f"no handshake within {_GREETING_S:g} s")
+        for wire, limit in self._greetings.overdue():
+            self._refuse(wire, clp.Status.E_PROTOCOL, f"no handshake within {limit:g} s")
 
     def close(self) -> None:
         why = {"reason": "the simulator is shutting down"}
@@ -142,15 +141,12 @@ class SimulatorServer:
     def _greet(self, event: Event) -> None:
         wire = event.wire
         if event.lost is not None:
-            self._greetings.pop(wire, None)
-        elif event.frames is None and len(self._greetings) >= _MAX_GREETINGS:
-            wire.close()
+            self._greetings.pop(wire)
         elif event.frames is None:
-            self._greetings[wire] = _LearnerGreeting()
-            if wire.initiated:
+            if self._greetings.add(wire, _LearnerGreeting()) and wire.initiated:
                 self._hello(wire)
-        elif wire in self._greetings or not wire.initiated:
-            self._greetings.setdefault(wire, _LearnerGreeting())
+        elif wire in self._greetings or (not wire.initiated and self._greetings.add(wire, _LearnerGreeting())):
+            self._greetings[wire].spoke = True
             self._handshake(wire, read_message(event.frames))
 
     def _handshake(self, wire: Wire, message: Message) -> None:
@@ -160,7 +156,7 @@ class SimulatorServer:
         elif message.op == clp.Op.WELCOME:
             self._welcomed(wire, greeting, from_meta(message.meta, Welcome))
         elif message.op == clp.Op.ERROR:
-            del self._greetings[wire]
+            self._greetings.pop(wire)
             wire.close()
             self._refused(wire, message)
         elif message.op == clp.Op.CLOSE:
@@ -217,7 +213,7 @@ class SimulatorServer:
         elif session.wire is not None:  # dead, but this side has not noticed yet
             del self._by_wire[session.wire]
             session.wire.close()
-        del self._greetings[wire]
+        self._greetings.pop(wire)
         session.wire = wire
         self._by_wire[wire] = session
         wire.max_bytes = welcome.limits.message
@@ -227,7 +223,7 @@ class SimulatorServer:
     def _refuse(self, wire: Wire, status: clp.Status, text: str) -> None:
         self._peer_log.warning(f"{wire.peer}: {text}; closed.")
         wire.send(Message(clp.Op.ERROR, clp.NO_REPLY, status, meta={"text": text}).frames())
-        self._greetings.pop(wire, None)
+        self._greetings.pop(wire)
         session = self._by_wire.pop(wire, None)
         if session is not None:
             self._end(session)
@@ -328,7 +324,7 @@ class SimulatorServer:
     def _closed(self, wire: Wire, message: Message) -> None:
         """Handle CLOSE: if this side connected to the learner and the run is over, stop serving."""
         session = self._by_wire.pop(wire, None)
-        self._greetings.pop(wire, None)
+        self._greetings.pop(wire)
         if session is not None:
             self._end(session)
         self._over = wire.initiated and bool((message.meta or {}).get("over"))

@@ -185,9 +185,13 @@ def supervise(jobs: Sequence[ServeJob]) -> int:
 
 
 def _new_instance(number: int) -> bytes:
-    """The id that a launcher gave to the first simulator of this command, or a new one."""
+    """The id that a launcher gave to this command, whose other simulators differ in the last bytes; or a new one."""
     given = os.environ.get(INSTANCE, "")
-    return bytes.fromhex(given) if number == 0 and len(given) == 2 * NONCE_BYTES else new_nonce()
+    if len(given) != 2 * NONCE_BYTES:
+        return new_nonce()
+    first = bytes.fromhex(given)
+    last = (int.from_bytes(first[-4:], "little") + number) % (1 << 32)
+    return first[:-4] + last.to_bytes(4, "little")
 
 
 def _end_all(servers: list[_Server], wait_s: float) -> None:

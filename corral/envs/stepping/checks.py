@@ -13,6 +13,8 @@ from corral.core.types import Array
 from corral.envs.stepping.id_set import IdSet
 from corral.envs.stepping.rows import EnvRows
 
+_LONGEST = 80  # characters of a value in a message
+
 
 def all_finite(arrays: list[Array]) -> bool:
     """Whether every number is finite."""
@@ -60,8 +62,22 @@ class RowChecks:
         """A reward as a number; UserError if it is not one number."""
         array = np.asarray(reward)
         if array.size != 1 or array.dtype.kind not in "fiub":
-            raise UserError(f"Environment {env_id} ({self._name}): the reward must be one number, got {reward!r}.")
+            raise UserError(
+                f"Environment {env_id} ({self._name}): the reward must be one number, got {_short(reward)}."
+            )
         return float(array.reshape(()))
+
+    def flags(self, terminated: Any, truncated: Any, env_id: int) -> tuple[bool, bool]:
+        """The flags of a step at which an episode ended; UserError if one is neither true nor false."""
+        for name, value in (("terminated", terminated), ("truncated", truncated)):
+            if type(value) is bool or type(value) is np.bool_ or not value:
+                continue
+            array = np.asarray(value)
+            if array.size != 1 or array.dtype.kind not in "fiub" or array.item() != 1:
+                raise UserError(
+                    f"Environment {env_id} ({self._name}): {name} must be True or False, got {_short(value)}."
+                )
+        return bool(terminated), bool(truncated)
 
     def read_info(self, info: Any, env_id: int) -> tuple[float | None, bool]:
         """The unclipped reward in a step's info, if present, and whether a life was lost."""
@@ -99,3 +115,8 @@ class RowChecks:
         unpacking = isinstance(error, (ValueError, TypeError)) and "unpack" in str(error)
         if unpacking and trace is not None and trace.tb_next is None:
             unpack_step(None, f"Environment {env_id} ({self._name})")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -65,8 +65,11 @@ class EnvGroup:
         name: str,
         report: Callable[[Fault], None],
         mark: MutableSequence[int],
+        faults: tuple[type[BaseException], ...] = (Exception, SystemExit),
     ):
+        """`faults` end an episode; where signals do not arrive, a KeyboardInterrupt is the environment's own too."""
         self.factories, self._name, self._report = dict(factories), name, report
+        self._faults = faults
         self._mark = mark  # mark[0] is the environment being stepped, for the watchdog
         self.envs: dict[int, gymnasium.Env[Any, Any]] = {}
         self._steps: dict[int, Callable[[Any], Any]] = {}
@@ -116,7 +119,7 @@ class EnvGroup:
                 continue
             try:
                 self.start(env_id, seed)
-            except (Exception, SystemExit) as error:
+            except self._faults as error:
                 self._report(rows.fault(env_id, "raised", "in reset():\n" + _trace(error)))
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
                 self._first(env_id)
@@ -171,7 +174,7 @@ class EnvGroup:
             mark[0] = env_id
             try:
                 obs, reward, terminated, truncated, info = steps[env_id](action)
-            except (Exception, SystemExit) as error:
+            except self._faults as error:
                 self._checks.require_step_tuple(error, env_id)
                 self._report(rows.fault(env_id, "raised", _trace(error), later=1))
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
@@ -183,7 +186,8 @@ class EnvGroup:
                 rewards.append(reward)
                 life_lost = self._read_info(env_id, info or {}, batch) if info or keeps_infos else False
                 if terminated or truncated:
-                    batch.ends.append((env_id, bool(terminated), bool(truncated), not life_lost))
+                    flags = self._checks.flags(terminated, truncated, env_id)
+                    batch.ends.append((env_id, *flags, not life_lost))
                     self._put(self._final_views[env_id], obs, env_id)
                     self._next_episode(env_id, phase, life_lost=life_lost)
                 elif type(obs) is np.ndarray and obs.dtype is dtype and obs.shape == shape:
@@ -249,7 +253,7 @@ class EnvGroup:
         try:
             good = math.isfinite(sum(rewards))
             values = np.array(rewards, np.float64)
-        except (TypeError, ValueError):  # not all of them are plain numbers
+        except (TypeError, ValueError, OverflowError):  # not all of them are plain numbers
             rewards = [self._checks.scalar(r, i) for r, i in zip(rewards, chosen.numbers, strict=True)]
             values = np.array(rewards, np.float64)
             good = math.isfinite(sum(rewards))
@@ -329,7 +333,7 @@ class EnvGroup:
         self._mark[0] = starting(env_id)
         try:
             obs, info = self.envs[env_id].reset()
-        except (Exception, SystemExit) as error:
+        except self._faults as error:
             self._report(self.rows.fault(env_id, "raised", "in reset():\n" + _trace(error)))
             self._rebuild(env_id, int(self.rows.episode[env_id]) + 1)
         else:
@@ -367,7 +371,7 @@ class EnvGroup:
                 return
             except SharedEnv:
                 raise
-            except (Exception, SystemExit) as error:
+            except self._faults as error:
                 last = describe_error(error)
                 time.sleep(min(1.0, 0.05 * 2**attempt))
         raise EnvFailed(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -267,8 +268,16 @@ def _usable(grad: Tensor) -> bool:
 
 
 def open_store(host: str) -> Any:
-    """The TCP store at which learners meet; its `port` attribute is the port on this host."""
-    return _dist.TCPStore(host, 0, None, True, timedelta(seconds=60), wait_for_workers=False)
+    """The TCP store at which learners meet; its `port` attribute is the port on this host.
+
+    It listens at this address only, on one machine the loopback device; torch's own socket would listen at all.
+    """
+    timeout = timedelta(seconds=60)
+    if sys.platform == "win32":  # where torch does not take a socket
+        return _dist.TCPStore(host, 0, None, True, timeout, wait_for_workers=False)
+    listener = socket.create_server((host, 0))
+    port, descriptor = listener.getsockname()[1], listener.detach()
+    return _dist.TCPStore(host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=descriptor)
 
 
 def _plain(text: str, timeout_s: float) -> str:

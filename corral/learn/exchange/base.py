@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from corral.algos.base import ParamGroup
 from corral.core.errors import UserError
+from corral.core.imports import import_named
 from corral.learn.exchange.config import EXCHANGES, DataParallelConfig
 
 GradAction = Literal["apply", "skip", "stop"]
@@ -105,7 +106,10 @@ class GroupExchange(Exchange, ABC):
 def find_exchange(name: str) -> Any:
     """The class of the exchange of that name, or of `module:Class`."""
     try:
-        return pkgutil.resolve_name(EXCHANGES.get(name, name))
+        module, _, attribute = EXCHANGES.get(name, name).partition(":")
+        if not attribute:
+            raise ValueError("it is not module:Class")
+        return attrgetter(attribute)(import_named(module))
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"No exchange {name!r}: {error}; give one of {', '.join(EXCHANGES)}, or module:Class."

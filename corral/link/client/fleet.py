@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from corral.core.errors import UserError
@@ -16,20 +16,27 @@ from corral.link import protocol as clp
 from corral.link.auth import LEARNER, SIMULATOR, is_proven, new_nonce, prove
 from corral.link.client.session import SessionClosed, Simulator, SimulatorSession
 from corral.link.control import Budget, Hello, Knock, Ready, Welcome, from_meta, to_meta
-from corral.link.layout import read_space, space_difference
+from corral.link.greetings import Greeting, Greetings
+from corral.link.layout import read_space, require_modest, space_difference
 from corral.link.message import BadMessage, Message, read_message
-from corral.link.protocol import choose_limits
+from corral.link.protocol import Limits, choose_limits
 from corral.link.transports.base import Binding, Event, Wire
 
 log = logging.getLogger("corral.link")
 
-_GREETING_S = 10.0
+_HANDSHAKE_S = 10.0
 _MAX_GREETINGS, _MAX_SESSIONS = 256, 1024
 _CHECK_EVERY_S = 0.25
 _TURN_S = 0.001  # one wait, while other threads wait for their turn
 _YIELD_S = 50e-6  # otherwise the thread that just had its turn would take the next one too
 _LEARNER_HERE = "is another learner, and a learner listens here"  # recognized by that other learner
 _FATAL = {clp.Status.E_VERSION, clp.Status.E_AUTH, clp.Status.E_SPACE_MISMATCH}
+
+
+def _most_row_bytes(hello: Hello) -> int:
+    """At least the bytes of a row of these spaces on the wire, without building them."""
+    observation, action = require_modest(hello.observation, "observation"), require_modest(hello.action, "action")
+    return 2 * observation + action + 8 * (hello.players + 1) + 128
 
 
 class Refused(Exception):
@@ -41,12 +48,13 @@ class Refused(Exception):
 
 
 @dataclass
-class _SimulatorGreeting:
-    """A connection that has not reached READY."""
+class _SimulatorGreeting(Greeting):
+    """A connection that has not reached READY. Its spaces are not built before its proof: they may be large."""
 
-    since: float
-    simulator: Simulator | None = None
+    hello: Hello | None = None
     nonce: bytes = b""
+    limits: Limits = field(default_factory=Limits)
+    window: int = 0
     resumes: SimulatorSession | None = None
     number: int = 0
 
@@ -73,13 +81,16 @@ class Fleet:
         self.spec: EnvSpec | None = None  # of the first simulator; all others must have the same spaces
         self.players = 1
         self._rows_kind: Any = None
+        self._described: Any = None  # its spaces as its HELLO had them
         self.members: list[FleetMember] = []
         self.sessions: dict[int, SimulatorSession] = {}
         self.periodic: list[Callable[[float], None]] = []  # called a few times per second during `poll`
         self.gone: Callable[[bytes], bool] = lambda instance: False
         """Whether the process of this instance is known to have ended."""
+        self.admits: Callable[[bytes], bool] = lambda instance: True
+        """Whether the process of this instance may join; one that the learner started has an instance nobody knows."""
         self._by_wire: dict[Wire, SimulatorSession] = {}
-        self._greetings: dict[Wire, _SimulatorGreeting] = {}
+        self._greetings: Greetings[_SimulatorGreeting] = Greetings(_MAX_GREETINGS, _HANDSHAKE_S)
         self._numbers = int.from_bytes(new_nonce()[:3], "little")
         self._last_check = time.monotonic()
         self._threads: set[int] = set()  # threads that have waited for messages
@@ -176,26 +187,22 @@ class Fleet:
             elif (late := session.overdue(now)) is not None:
                 reason = f"{session.name} did not answer {clp.Op(late.op).name} within {late.deadline_s:g} s"
                 self.give_up(session, "hung", reason)
-        for wire, greeting in list(self._greetings.items()):
-            if now - greeting.since > _GREETING_S:
-                del self._greetings[wire]
-                self._peer_log.warning(f"{wire.peer} sent no HELLO within {_GREETING_S:g} s; closed.")
-                wire.close()
+        for wire, limit in self._greetings.overdue():
+            self._greetings.pop(wire)
+            self._peer_log.warning(f"{wire.peer} did not complete the handshake within {limit:g} s; closed.")
+            wire.close()
 
     def _greet(self, event: Event) -> None:
         wire = event.wire
         if event.lost is not None:
-            self._greetings.pop(wire, None)
+            self._greetings.pop(wire)
         elif event.frames is None:
-            if len(self._greetings) >= _MAX_GREETINGS:
-                wire.close()
-                return
-            self._greetings[wire] = _SimulatorGreeting(time.monotonic())
-            if wire.initiated:
+            if self._greetings.add(wire, _SimulatorGreeting()) and wire.initiated:
                 waiting = [s.number for s in self.sessions.values() if s.detached_at and s.wire.peer == wire.peer]
                 wire.send(Message(clp.Op.KNOCK, meta=to_meta(Knock(session=max(waiting, default=0)))).frames())
-        elif wire in self._greetings or not wire.initiated:
-            greeting = self._greetings.setdefault(wire, _SimulatorGreeting(time.monotonic()))
+        elif wire in self._greetings or (not wire.initiated and self._greetings.add(wire, _SimulatorGreeting())):
+            greeting = self._greetings[wire]
+            greeting.spoke = True
             try:
                 self._handshake(wire, greeting, event.frames)
             except BadMessage as error:
@@ -213,14 +220,14 @@ class Fleet:
             elif message.op == clp.Op.ERROR:
                 text = f"The simulator at {wire.peer} refused: {clp.status_name(message.status)}, {message.text}."
                 self._report_refusal(wire, message.status, text)
-        elif message.op == clp.Op.HELLO and greeting.simulator is None:
+        elif message.op == clp.Op.HELLO and greeting.hello is None:
             self._welcome(wire, greeting, from_meta(message.meta, Hello))
-        elif message.op == clp.Op.READY and greeting.simulator is not None:
-            self._ready(wire, greeting, from_meta(message.meta, Ready))
+        elif message.op == clp.Op.READY and greeting.hello is not None:
+            self._ready(wire, greeting, greeting.hello, from_meta(message.meta, Ready))
         elif message.op == clp.Op.KNOCK and not wire.initiated:
             raise Refused(clp.Status.E_PROTOCOL, f"{wire.peer} {_LEARNER_HERE}")
         else:
-            expected = "HELLO" if greeting.simulator is None else "READY"
+            expected = "HELLO" if greeting.hello is None else "READY"
             raise BadMessage(f"{clp.Op(message.op).name} where {expected} was expected")
 
     def _welcome(self, wire: Wire, greeting: _SimulatorGreeting, hello: Hello) -> None:
@@ -231,26 +238,37 @@ class Fleet:
                 f"{wire.peer} uses version {theirs} of the protocol, this learner {clp.MAJOR}.{clp.MINOR}; "
                 "build it with this learner's corral.hpp",
             )
-        observation, action = read_space(hello.observation, "observation"), read_space(hello.action, "action")
-        spec = EnvSpec(observation.space, action.space, hello.env)
-        self._require_same(wire, hello, spec)
+        row_bytes = _most_row_bytes(hello)
         if len(self.sessions) >= _MAX_SESSIONS:
             raise Refused(clp.Status.E_FULL, f"{_MAX_SESSIONS} simulators are connected already")
-        greeting.simulator, greeting.nonce = Simulator(hello, spec), new_nonce()
+        if not self.admits(hello.instance):
+            raise Refused(
+                clp.Status.E_AUTH,
+                f"{wire.peer} was not started by this learner, whose --sim starts all of its simulators: omit --sim, "
+                "or give both sides a --token-file",
+            )
+        greeting.hello, greeting.nonce = hello, new_nonce()
         old = self.sessions.get(hello.session)
         if old is not None and old.simulator.hello.instance == hello.instance:
             greeting.resumes, greeting.number = old, old.number
         else:
             self._numbers = self._numbers % 0xFFFFFFFE + 1
             greeting.number = self._numbers
-        limits, window = choose_limits(greeting.simulator.row_bytes)
+        greeting.limits, greeting.window = choose_limits(row_bytes)
         minor = max(minor for major, minor in hello.versions if major == clp.MAJOR)
         proof = prove(self._token, LEARNER, hello.nonce, greeting.nonce)
         welcome = Welcome(
             (clp.MAJOR, min(minor, clp.MINOR)), greeting.number, greeting.resumes is not None, greeting.nonce, proof,
-            window, limits, self._budget,
+            greeting.window, greeting.limits, self._budget,
         )  # fmt: skip
         wire.send(Message(clp.Op.WELCOME, meta=to_meta(welcome)).frames())
+
+    def _spec_of(self, hello: Hello) -> EnvSpec:
+        """The spaces of a simulator, built only if they are described in other words than those of the others."""
+        if self.spec is not None and (hello.observation, hello.action) == self._described:
+            return replace(self.spec, name=hello.env)
+        observation, action = read_space(hello.observation, "observation"), read_space(hello.action, "action")
+        return EnvSpec(observation.space, action.space, hello.env)
 
     def _require_same(self, wire: Wire, hello: Hello, spec: EnvSpec) -> None:
         kind = hello.players, "raw_reward" in hello.capabilities
@@ -264,17 +282,15 @@ class Fleet:
         if found is not None:
             raise Refused(clp.Status.E_SPACE_MISMATCH, f"{hello.env} at {wire.peer} has {found}")
 
-    def _ready(self, wire: Wire, greeting: _SimulatorGreeting, ready: Ready) -> None:
-        simulator = greeting.simulator
-        assert simulator is not None
-        hello = simulator.hello
+    def _ready(self, wire: Wire, greeting: _SimulatorGreeting, hello: Hello, ready: Ready) -> None:
         if not is_proven(self._token, ready.proof, SIMULATOR, hello.nonce, greeting.nonce):
             raise Refused(
                 clp.Status.E_AUTH,
                 f"{hello.env} at {wire.peer} did not prove that it knows the token; give it the same --token-file",
             )
-        self._require_same(wire, hello, simulator.spec)  # another simulator may have been first meanwhile
-        del self._greetings[wire]
+        simulator = Simulator(hello, self._spec_of(hello))
+        self._require_same(wire, hello, simulator.spec)
+        self._greetings.pop(wire)
         session = greeting.resumes
         if session is not None and session.lost is None:
             log.info("%s reconnected.", session.name)
@@ -289,17 +305,17 @@ class Fleet:
                 self._drop_session(old, "killed", f"{old.name} reconnected without its session")
         if self.spec is None:
             self.spec, self.players = simulator.spec, hello.players
+            self._described = hello.observation, hello.action
             self._rows_kind = hello.players, "raw_reward" in hello.capabilities
-        limits, window = choose_limits(simulator.row_bytes)
-        session = SimulatorSession(greeting.number, simulator, wire, limits, window)
-        wire.max_bytes = limits.message
+        session = SimulatorSession(greeting.number, simulator, wire, greeting.limits, greeting.window)
+        wire.max_bytes = greeting.limits.message
         self.sessions[session.number] = self._by_wire[wire] = session
         log.info("%s joined (%s, up to %d environments).", session.name, hello.sdk, hello.slots)
         for member in list(self.members):
             member.joined(session)
 
     def _refuse(self, wire: Wire, refused: Refused) -> None:
-        self._greetings.pop(wire, None)
+        self._greetings.pop(wire)
         self._send_error(wire, refused.status, str(refused), None)
         wire.close()
         self._report_refusal(wire, refused.status, f"A simulator was refused: {refused}.")

@@ -13,7 +13,7 @@ from corral.core.types import EnvSpec
 from corral.link import protocol as clp
 from corral.link.control import Hello
 from corral.link.layout import RowsLayout, layout_hash, space_group
-from corral.link.message import BadMessage, Message, read_message
+from corral.link.message import BadMessage, Message, printable, read_message
 from corral.link.protocol import Limits, rows_per_message
 from corral.link.transports.base import Wire
 
@@ -193,7 +193,7 @@ class SimulatorSession:
             self.wire.send(Message(message.op, clp.REPLY, 0, message.seq, self.number, self.simulator.layout).frames())
         elif message.op == clp.Op.CLOSE:
             reason = (message.meta or {}).get("reason", "")
-            raise SessionClosed(reason if isinstance(reason, str) else "")
+            raise SessionClosed(printable(reason) if isinstance(reason, str) else "")
         elif message.op == clp.Op.ERROR:
             raise SessionClosed(f"{clp.status_name(message.status)}: {message.text}")
 

@@ -19,7 +19,7 @@ from corral.core.types import Array, Tree
 from corral.link import protocol as clp
 from corral.link.client.fleet import Fleet
 from corral.link.client.session import Simulator, SimulatorSession
-from corral.link.message import BadMessage, Message
+from corral.link.message import BadMessage, Message, printable
 
 _POLL_S = 0.25
 RowIndex = slice | Array
@@ -297,7 +297,8 @@ def row_messages(reply: Message, batch: int) -> dict[int, str]:
     given = (reply.meta or {}).get("rows", {})
     if not isinstance(given, dict):
         return {}
-    return {row: text for row in range(batch) if isinstance(text := given.get(str(row)), str)}
+    texts = {row: given.get(str(row)) for row in range(batch)}
+    return {row: printable(text, lines=True) for row, text in texts.items() if isinstance(text, str)}
 
 
 def _failed_steps(chunk: RowChunk, status: Array, reply: Message) -> Array:

@@ -59,6 +59,8 @@ def read_client_message(body: Buffer) -> ClientMessage:
         raise ClientError(f"the command {message.command[:40]!r} is not one of {', '.join(COMMANDS)}")
     if isinstance(message.env_id, str) and len(message.env_id) > _MAX_ID:
         raise ClientError(f"the env_id has {len(message.env_id)} characters, at most {_MAX_ID} are accepted")
+    if isinstance(message.env_id, str) and not message.env_id.isprintable():
+        raise ClientError(f"the env_id {message.env_id!r} has characters that cannot be printed")
     needed = {"reset": ("obs",), "step": ("obs", "reward", "terminated", "truncated"), "terminate": ()}[message.command]
     if missing := [key for key in needed if getattr(message, key) is None]:
         raise ClientError(f"the {message.command} has no {missing[0]!r}")

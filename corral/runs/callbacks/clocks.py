@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from corral.config.experiment import Experiment
@@ -60,12 +61,15 @@ class Checkpoints(Clock):
     def __init__(self, config: Experiment, *, save_first: bool) -> None:
         super().__init__(config.checkpoint_every, config.checkpoint_every_s)
         self._configured_s = config.checkpoint_every_s
+        self._took: deque[float] = deque(maxlen=2)  # seconds of the last ones
         self._save_first, self._best = save_first, False
 
     def on_start(self, run: Run) -> None:
         super().on_start(run)
         if self._save_first:
             self._save(run)
+            self._took.clear()  # it waits for what is still starting
+            self._every_s = self._configured_s
 
     def on_evaluation(self, run: Run, result: Evaluation) -> None:
         """The best model is saved once the row of its evaluation is written; in the background the run does it."""
@@ -80,5 +84,6 @@ class Checkpoints(Clock):
         run.save(best=self._best)
         self._best = False
         self.done(run.steps)
-        if self._configured_s:
-            self._every_s = max(self._configured_s, 20 * (time.monotonic() - start))
+        self._took.append(time.monotonic() - start)
+        if self._configured_s:  # the faster one counts: a single save may have waited for something
+            self._every_s = max(self._configured_s, 20 * min(self._took))

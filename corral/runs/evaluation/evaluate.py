@@ -183,7 +183,9 @@ def with_env(experiment: Experiment, env: EnvLike | None, env_kwargs: Mapping[st
         return replace(experiment, env_kwargs=experiment.env_kwargs | given, eval_env_kwargs=rest)
     text, kwargs, factory = describe_env(env)
     token = {k: v for k, v in experiment.env_kwargs.items() if k == "token_file" and is_url(text)}
-    return replace(experiment, env=text, env_kwargs=token | kwargs | given, eval_env_kwargs={}, factory=factory)
+    return replace(
+        experiment, env=text, env_kwargs=token | kwargs | given, eval_env_kwargs={}, factory=factory, untrusted=""
+    )
 
 
 def link_opponent(experiment: Experiment, env: EnvLike | None = None) -> str | None:

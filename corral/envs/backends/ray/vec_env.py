@@ -37,10 +37,10 @@ _MAX_CHARACTERS = 1000  # characters of Ray's own report
 class RayWorker(RemoteWorker):
     """One actor and the environments it owns."""
 
-    def __init__(self, index: int, ids: Array, job: bytes, group: Any):
-        """`group` has a CPU for each worker (see `ray_cluster.reserve_cpus`); None: this worker reserves none."""
+    def __init__(self, index: int, ids: Array, job: bytes, group: Any, cpus: float):
+        """`group` has CPUs for each worker (see `ray_cluster.reserve_cpus`); None: this worker reserves none."""
         super().__init__(index, ids)
-        self._job, self._group = job, group
+        self._job, self._group, self._cpus = job, group, cpus
         self.actor: Any = None
 
     def spawn(self) -> None:
@@ -50,7 +50,7 @@ class RayWorker(RemoteWorker):
         where: Any = "SPREAD"
         if self._group is not None:
             where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self.index)
-        cpus = 0 if self._group is None else 1
+        cpus = 0 if self._group is None else self._cpus
         options = {"num_cpus": cpus, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": where}
         self.actor = ray.remote(EnvActor).options(**options).remote()
         self.place: NodePlace | None = None
@@ -124,7 +124,7 @@ def stop_actors(workers: list[RayWorker], group: Any, owner_pid: int, timeout_s:
 
 
 class RayVecEnv(RemoteVecEnv[RayWorker]):
-    """VecEnv over Ray actors. Each reserves one CPU; those of an evaluation, which run rarely, reserve none."""
+    """VecEnv over Ray actors. Each reserves so many CPUs; those of an evaluation, which run rarely, reserve none."""
 
     def __init__(
         self,
@@ -133,16 +133,18 @@ class RayVecEnv(RemoteVecEnv[RayWorker]):
         supervision: Supervision,
         workers: int | None = None,
         role: str = "train",
+        cpus: float = 1.0,
     ):
         connect()
         self._ray = import_ray()
-        workers = workers or usable_cpus(len(factories))
+        workers = workers or usable_cpus(len(factories), cpus)
         super().__init__(len(factories), name, supervision, workers, role)
         jobs = self._jobs(factories, workers)
-        group = reserve_cpus(workers, f"{name} with workers={workers}") if role == "train" else None
+        what = f"{name} with workers={workers}" + (f" and worker_cpus={cpus:g}" if cpus != 1 else "")
+        group = reserve_cpus(workers, what, cpus) if role == "train" else None
         # Independent of self, so that an unclosed VecEnv ends its actors when collected or at exit.
         self._stop = weakref.finalize(self, stop_actors, self._workers, group, os.getpid())
-        self._start_all([RayWorker(index, ids, job, group) for index, ids, job in jobs])
+        self._start_all([RayWorker(index, ids, job, group, cpus) for index, ids, job in jobs])
 
     @property
     def places(self) -> list[NodePlace | None]:

@@ -49,7 +49,8 @@ class EnvWorker(ABC):
 
     def start(self, job: bytes) -> None:
         factories, name = load(job)
-        self._group = EnvGroup(factories, name, lambda fault: self.post(msg.FAULT, asdict(fault)), [IDLE])
+        report = lambda fault: self.post(msg.FAULT, asdict(fault))  # noqa: E731
+        self._group = EnvGroup(factories, name, report, [IDLE], faults=(BaseException,))
         spec = self._group.build(lambda: self.post(msg.ALIVE, None))
         self.post(msg.SPEC, {**spec.to_json(), "space_rngs": read_space_rngs(spec)})
 

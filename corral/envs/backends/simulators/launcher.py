@@ -8,7 +8,7 @@ then the old one is closed.
 from __future__ import annotations
 
 import contextlib
-import glob
+import hmac
 import logging
 import os
 import shlex
@@ -25,18 +25,18 @@ from corral.link.client.fleet import Fleet, FleetMember
 from corral.link.client.session import SimulatorSession
 from corral.runtimes.child import describe_exit
 from corral.runtimes.orphan_reaper import OWN_GROUP, OrphanReaper
-from corral.runtimes.portable_reaper import end_group
+from corral.runtimes.portable_reaper import end_group, end_marked
 
 log = logging.getLogger("corral.link")
 
 _MARK = "CORRAL_INSTANCE"
+_SECRET_BYTES = 12  # of 16
 _MIN_LIFETIME_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _MAX_FAILED_STARTS = 5
 _MEMORY_EVERY_S = 1.0
 _END_S = 2.0  # to exit by itself, then to exit on SIGTERM
 _FOREGROUND = " (it must not go to the background)"
-_MAX_SWEEPS = 10
 _KILL_FACTOR = 2.0  # times the memory limit: it is ended without finishing its episodes
 
 
@@ -90,6 +90,10 @@ class Launcher:
 
     def has_ended(self, instance: bytes) -> bool:
         return any(p.instance == instance and p.popen.poll() is not None for p in self._processes)
+
+    def started(self, instance: bytes) -> bool:
+        """Whether a process that was started here has this instance; one of several workers changes its end."""
+        return any(hmac.compare_digest(p.instance[:_SECRET_BYTES], instance[:_SECRET_BYTES]) for p in self._processes)
 
     def check(self, now: float) -> None:
         """Start simulators that are due, clean up after ended ones, retire old ones."""
@@ -190,7 +194,7 @@ class Launcher:
     def _clean_up(self, process: _SimulatorProcess) -> None:
         _kill(process.popen)
         process.popen.wait()
-        _kill_marked(process.mark.encode())
+        end_marked(process.mark)
         self._reaper.unwatch(process.popen.pid)
         self._reaper.unwatch_marked(process.mark)
         self._processes.remove(process)
@@ -223,22 +227,6 @@ def _ask_to_end(popen: subprocess.Popen[bytes]) -> None:
 def _kill(popen: subprocess.Popen[bytes]) -> None:
     end_group(popen.pid)
     popen.kill()
-
-
-def _kill_marked(mark: bytes) -> None:
-    """End all processes with this mark in their environment: daemons and new sessions leave the process group.
-
-    They are found on Linux only.
-    """
-    for _ in range(_MAX_SWEEPS):  # they may be starting others
-        found = False
-        for path in map(Path, glob.iglob("/proc/[0-9]*/environ")):  # none without /proc
-            with contextlib.suppress(OSError):
-                if mark in path.read_bytes().split(b"\0"):
-                    os.kill(int(path.parent.name), signal.SIGKILL)
-                    found = True
-        if not found:
-            return
 
 
 def group_memory(pid: int) -> int:

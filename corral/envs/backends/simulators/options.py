@@ -100,6 +100,8 @@ class _Opened:
             recycling = Recycling(options.recycle_episodes, options.recycle_mb)
             try:
                 self._launcher = Launcher(options.sim, options.sims, url, self.fleet, recycling)
+                if token is None and addresses[0].scheme != "zmq+json":  # whose clients need not say who they are
+                    self.fleet.admits = self._launcher.started
             except BaseException:
                 self.fleet.close()
                 raise

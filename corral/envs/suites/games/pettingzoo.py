@@ -16,6 +16,7 @@ import numpy as np
 
 from corral.core.errors import UserError
 from corral.core.gym_env import require_legal
+from corral.core.imports import import_named
 from corral.core.types import Array
 from corral.snapshot.keeper import CannotSave, Env, FindStart, StateKeeper
 
@@ -30,7 +31,7 @@ def make_aec(game: str, **kwargs: Any) -> Any:
     try:
         importlib.import_module("pettingzoo")
         if colon:
-            return getattr(importlib.import_module(module), name)(**kwargs)
+            return getattr(import_named(module), name)(**kwargs)
         classic = importlib.import_module("pettingzoo.classic")
         names = [found.name for found in pkgutil.iter_modules(classic.__path__) if not found.ispkg]
         if game not in names:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Protocol
 
 import numpy as np
 
 from corral.core.errors import UserError
+from corral.core.imports import import_named
 from corral.core.types import Array
 from corral.envs.suites.games.connect4 import CONNECT4
 from corral.envs.suites.games.connect4_solver import ILLEGAL, UNKNOWN, Connect4Solver
@@ -55,7 +55,7 @@ def make_player(game: Game, player: str | Player) -> Player:
 
 def _by_name(game: Game, module: str, name: str) -> Player:
     try:
-        make = getattr(importlib.import_module(module), name)
+        make = getattr(import_named(module), name)
     except (ImportError, AttributeError) as error:
         raise UserError(f"The player {module}:{name} cannot be imported ({error}): check its name and path.") from error
     player: Player = make(game)
