@@ -237,13 +237,14 @@ def _walk(space: Space, path: tuple[str | int, ...]) -> Iterator[Leaf]:
     else:
         kind = type(space).__name__
         where = f" at '{'.'.join(map(str, path))}'" if path else ""
+        why = "have no fixed size and " if kind in _ADVICE else ""
         advice = _ADVICE.get(kind, "use Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple")
         if path:
             advice += (
                 ", or leave it out by a wrapper (gymnasium.wrappers.FilterObservation; for MiniGrid "
                 "minigrid.wrappers.ImgObsWrapper) in a function of your own, `--env my_env:make` (docs/environments.md)"
             )
-        raise UserError(f"{kind} spaces{where} have no fixed size and are not supported: {advice}.")
+        raise UserError(f"{kind} spaces{where} {why}are not supported: {advice}.")
 
 
 def _flatten(space: Space, tree: Any) -> Iterator[Any]:

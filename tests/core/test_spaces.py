@@ -84,6 +84,8 @@ def test_batches_of_any_nesting_come_back_as_they_were(space, seed, n):
     [
         (gs.Text(5), "token ids"),
         (gs.Sequence(gs.Discrete(2)), "pad"),
+        (gs.OneOf([gs.Discrete(2), gs.Box(0, 1)]), "no fixed size.*a Discrete that selects"),
+        (type("MissionSpace", (gs.Space,), {})(), "^MissionSpace spaces are not supported: use Box"),
         (gs.Dict({"mission": type("MissionSpace", (gs.Space,), {})()}), "'mission'.*leave it out.*FilterObservation"),
         (gs.Dict({"deep": gs.Tuple((gs.Graph(gs.Box(0, 1, (2,)), None),))}), "at 'deep.0'"),
     ],

@@ -223,6 +223,22 @@ def test_worker_failures_have_the_original_exception():
     assert isinstance(caught.value.__cause__, LookupError)
 
 
+@pytest.mark.parametrize("backend", ["local", "process"])
+def test_a_seed_that_fails_is_one_sentence_with_its_cause(backend):
+    class Picky(RoomEnv):
+        def reset(self, *, seed=None, options=None):
+            if seed == 1:
+                raise LookupError("no level 1")
+            return super().reset(seed=seed, options=options)
+
+    env = corral.make_vec(Picky, 2, backend).as_gymnasium()
+    env.reset(seed=[0, 0])
+    with pytest.raises(EnvFailed, match=r"^\S+Picky cannot be reset: LookupError: no level 1 .*\.$") as caught:
+        env.reset(seed=[0, 1])
+    assert isinstance(caught.value.__cause__, LookupError)
+    env.close()
+
+
 @pytest.mark.parametrize("adapter", ["as_gymnasium", "as_sb3"])
 def test_lists_of_nested_actions_are_batched(adapter):
     if adapter == "as_sb3":

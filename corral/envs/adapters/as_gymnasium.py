@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
@@ -222,11 +223,13 @@ class AsGymnasium(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _final_obs(self, final: Tree, ended: Array) -> Array:
         layout = self.vec.spec.observation
-        leaves = layout.flatten(final)
+        leaves = list(zip(layout.leaves, layout.flatten(final), strict=True))
         result = np.full(self.num_envs, None, dtype=object)
         for row in np.flatnonzero(ended).tolist():
-            # Copied, so that keeping one observation does not keep the whole batch.
-            result[row] = layout.unflatten([leaf[row].copy() for leaf in leaves])
+            # Copied, so that keeping one observation does not keep the whole batch. Environments return an int where
+            # the space is Discrete.
+            own = [int(x[row]) if isinstance(leaf.space, Discrete) else x[row].copy() for leaf, x in leaves]
+            result[row] = layout.unflatten(own)
         return result
 
     def _require_free(self, name: str) -> None:

@@ -84,8 +84,7 @@ class LocalVecEnv(RowVecEnv):
         self._rows.episode[chosen.ids] += 1
         self._watchdog.touch()
         try:
-            for env_id, seed, its_options in zip(chosen.numbers, seeds, options, strict=True):
-                self._group.start(env_id, seed, its_options)
+            self._group.begin(chosen.numbers, seeds, options)
         except BaseException:
             self.close()
             raise

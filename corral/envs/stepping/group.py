@@ -114,8 +114,7 @@ class EnvGroup:
         for env_id in ids.tolist():
             seed = seeding.env_seed(run_seed, role, env_id, int(rows.episode[env_id]))
             if not lenient:
-                with explained(f"{self._name} cannot be reset"):
-                    self.start(env_id, seed)
+                self.begin((env_id,), (seed,), (None,))
                 continue
             try:
                 self.start(env_id, seed)
@@ -124,6 +123,14 @@ class EnvGroup:
                 self._rebuild(env_id, int(rows.episode[env_id]) + 1)
                 self._first(env_id)
                 self._mark[0] = IDLE
+
+    def begin(
+        self, ids: Iterable[int], seeds: Iterable[int | None], options: Iterable[Mapping[str, Any] | None]
+    ) -> None:
+        """Start an episode in each environment, with its own seed and options; EnvNotStarted if one raises."""
+        for env_id, seed, its_options in zip(ids, seeds, options, strict=True):
+            with explained(f"{self._name} cannot be reset"):
+                self.start(env_id, seed, its_options)
 
     def start(self, env_id: int, seed: int | None, options: Mapping[str, Any] | None = None) -> None:
         """Start an episode; without a seed, the environment's own RNG continues."""

@@ -98,8 +98,7 @@ class EnvWorker(ABC):
         if data["begin"] is None:
             self._group.reset(chosen.ids, data["seed"], data["role"], lenient=data["lenient"])
         else:
-            for env_id, seed, options in zip(chosen.numbers, *load(data["begin"]), strict=True):
-                self._group.start(env_id, seed, options)
+            self._group.begin(chosen.numbers, *load(data["begin"]))
         self.announce(chosen)
 
     def _apply(self, data: dict[str, Any]) -> dict[str, Any]:
