@@ -63,7 +63,10 @@ def measure(factory: EnvFactory, name: str, supervision: Supervision) -> StepCos
                 _, _, terminated, truncated, info = unpack_step(result, name)
                 steps += 1
                 if terminated or truncated:
-                    _, info = env.reset()
+                    try:
+                        _, info = env.reset()
+                    except Exception:
+                        return None
             wall_s, cpu_s = wall_s + time.perf_counter() - wall, cpu_s + time.process_time() - cpu
             wall, cpu = time.perf_counter(), time.thread_time()
             while time.perf_counter() - wall < _SPIN_S:

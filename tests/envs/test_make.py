@@ -158,6 +158,23 @@ def test_auto_sends_failing_env_to_processes():
         assert "first steps failed" in vec.backend_reason
 
 
+def test_auto_sends_envs_that_cannot_be_reset_again_to_processes():
+    class Once(gymnasium.Env):
+        observation_space, action_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)
+        resets = 0
+
+        def reset(self, *, seed=None, options=None):
+            self.resets += 1
+            if self.resets > 1:
+                raise OSError("the game server is gone")
+            return 0, {}
+
+        def step(self, action):
+            return 0, 0.0, True, False, {}
+
+    assert auto.measure(Once, "Once", Supervision()) is None
+
+
 def test_an_unknown_backend_is_refused_with_the_known_ones():
     with pytest.raises(corral.UserError, match=r"auto, local, process, native"):
         corral.make_vec("CartPole-v1", backend="proces")
