@@ -123,6 +123,7 @@ def test_bad_input_is_one_line(mistake, backend):
     [
         {"num_envs": 0},
         {"num_envs": -3},
+        {"num_envs": 10**9},
         {"workers": 0},
         {"num_envs": 2.5},
         {"num_envs": True},
@@ -131,7 +132,7 @@ def test_bad_input_is_one_line(mistake, backend):
     ],
 )
 def test_counts_that_make_no_sense_are_refused(kwargs):
-    with pytest.raises(corral.UserError, match=r"at least 1|an integer"):
+    with pytest.raises(corral.UserError, match=r"at least 1|an integer|at most 131,072"):
         corral.make_vec("CartPole-v1", **kwargs)
 
 
