@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS, prog:
 
 @contextlib.contextmanager
 def _sigterm_unwinds() -> Iterator[None]:
-    """Turn SIGTERM (and Ctrl-Break, on Windows) into an exception, so that commands without a handler clean up."""
+    """Turn SIGTERM, SIGHUP and Ctrl-Break into an exception, so that commands without a handler clean up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -72,7 +72,9 @@ def _sigterm_unwinds() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in STOP_SIGNALS if number != signal.SIGINT}
+    # Those that are ignored, as SIGHUP after `nohup`, stay so.
+    handled = [n for n in STOP_SIGNALS if n != signal.SIGINT and signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in handled}
     try:
         yield
     finally:

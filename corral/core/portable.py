@@ -20,8 +20,10 @@ from typing import Any, Protocol
 
 PORTABLE = sys.platform != "linux" or os.environ.get("CORRAL_PORTABLE", "0") not in ("", "0")
 
-# What asks a program to stop: Ctrl-C, `kill`, and on Windows Ctrl-Break, the only one that reaches a process group.
-STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name))
+# What asks a program to stop: Ctrl-C, `kill`, a terminal that is closed, and on Windows Ctrl-Break, the only one that
+# reaches a process group.
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+STOP_SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 READABLE, WRITABLE = 1, 4  # POLLIN and POLLOUT, EPOLLIN and EPOLLOUT
 _REPLACE_S = 2.0

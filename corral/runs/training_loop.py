@@ -287,8 +287,8 @@ class TrainingLoop:
         )
 
     def _signals(self) -> contextlib.AbstractContextManager[None]:
-        """SIGTERM and Ctrl-C end the run after the current iteration; a second one ends it at once, and so does the
-        first before there is anything to save, or if environments keep the iteration waiting.
+        """Stop signals end the run after the current iteration; a second one ends it at once, and so does the first
+        before there is anything to save, or if environments keep the iteration waiting.
         """
         received: list[int] = []
 
@@ -316,7 +316,7 @@ class TrainingLoop:
 
 @contextlib.contextmanager
 def handle_stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
-    """Call `stop` on SIGTERM and Ctrl-C within the block; in the main thread only, since others get no signals."""
+    """Call `stop` on stop signals within the block; in the main thread only, since others get none."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

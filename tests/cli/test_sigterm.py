@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
+
+from corral.runs.sinks.csv import read_metrics
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,3 +31,30 @@ def test_sigterm_of_a_benchmark_ends_the_runs_it_has_started(tmp_path):
         for process in [*children, psutil.Process(bench.pid)] if bench.poll() is None else children:
             if process.is_running():
                 process.kill()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_stops_a_run_unless_it_has_nohup(ignored, tmp_path):
+    """Without the signal's handler, what was learned since the last checkpoint would be lost."""
+    words = ["train", "a2c", "--env", "CartPole-v1", "--run-dir", str(tmp_path / "run"), "--steps", "1000000000"]
+    words += ["--set", "num_envs=2", "backend=local", "eval_episodes=0", "log_every=1"]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)  # what a child inherits
+    try:
+        run = subprocess.Popen([sys.executable, "-m", "corral", *words], stderr=subprocess.DEVNULL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    try:
+        until = time.monotonic() + 60
+        while not read_metrics(tmp_path / "run") and time.monotonic() < until:
+            time.sleep(0.1)
+        run.send_signal(signal.SIGHUP)
+        if ignored:
+            with pytest.raises(subprocess.TimeoutExpired):
+                run.wait(2)
+        else:
+            assert run.wait(30) == 0
+            assert (tmp_path / "run" / "checkpoints" / "latest").exists()
+    finally:
+        run.kill()
+        run.wait(10)
