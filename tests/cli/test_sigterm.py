@@ -6,10 +6,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
+import corral
+from corral.cli.main import main
 from corral.runs.sinks.csv import read_metrics
+from corral.testing import CountingEnv
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +35,35 @@ def test_sigterm_of_a_benchmark_ends_the_runs_it_has_started(tmp_path):
         for process in [*children, psutil.Process(bench.pid)] if bench.poll() is None else children:
             if process.is_running():
                 process.kill()
+
+
+class Stopped(CountingEnv):
+    """Once armed, the process gets a signal in every step."""
+
+    armed = False
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.render_mode = render_mode
+
+    def step(self, action):
+        if self.armed:
+            signal.raise_signal(signal.SIGTERM)
+        return super().step(action)
+
+    def render(self):
+        return np.zeros((16, 16, 3), np.uint8)
+
+
+@pytest.mark.parametrize("words", [["eval"], ["record", "-o", "video.gif"]])
+def test_sigterm_within_a_step_is_no_fault_of_the_environment(words, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    settings = {"preset": "none", "quiet": True, "eval_episodes": 0, "backend": "local", "num_envs": 2}
+    corral.train("a2c", Stopped, 64, 0, "run", **settings)
+    monkeypatch.setattr(Stopped, "armed", True)
+    assert main([words[0], "run", *words[1:]]) == 128 + signal.SIGTERM
+    assert "raised an exception" not in capfd.readouterr().err
+    assert not (tmp_path / "video.gif").exists()
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
