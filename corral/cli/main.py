@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
-from corral.core.errors import EnvFailed, RunFailed, UserError
+from corral.core.errors import EnvFailed, RunFailed, Terminated, UserError
 from corral.core.portable import STOP_SIGNALS
 
 Commands = Mapping[str, tuple[str, str]]
@@ -44,7 +44,7 @@ COMMANDS: Commands = {
 
 
 def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS, prog: str = "corral") -> int:
-    """Run one command; returns its exit code: 0 done, 1 failed, 2 user error, 130 interrupted."""
+    """Run one command; returns its exit code: 0 done, 1 failed, 2 user error, 130 interrupted, 143 ended by SIGTERM."""
     try:
         with _sigterm_unwinds():
             return _dispatch(list(sys.argv[1:] if argv is None else argv), commands, prog)
@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS, prog:
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         return 130
+    except Terminated as signalled:
+        return signalled.code
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -70,11 +72,10 @@ def _sigterm_unwinds() -> Iterator[None]:
         return
 
     def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        raise Terminated(number)
 
-    handled = [number for number in STOP_SIGNALS if number != signal.SIGINT]
-    # What is ignored, as SIGHUP under `nohup`, stays ignored.
-    handled = [number for number in handled if signal.getsignal(number) != signal.SIG_IGN]
+    # Those that are ignored, as SIGHUP after `nohup`, stay so.
+    handled = [n for n in STOP_SIGNALS if n != signal.SIGINT and signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, leave) for number in handled}
     try:
         yield

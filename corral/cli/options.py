@@ -98,8 +98,18 @@ Count = Annotated[int, _INTEGER]
 OptionalCount = Annotated[int | None, _INTEGER, tyro.conf.arg(help_behavior_hint="")]
 Number = Annotated[str | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
 """The same for an option that is a setting, which is read with the others."""
+_REAL: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="X",
+    instance_from_str=lambda text: _real(text[0]),
+    is_instance=lambda value: value is None or isinstance(value, int | float),
+    str_from_instance=lambda value: [str(value)],
+)
+OptionalReal = Annotated[float | None, _REAL, tyro.conf.arg(help_behavior_hint="")]
 Seconds = Annotated[
-    float, tyro.conf.arg(metavar="SECONDS", help_behavior_hint=lambda default: f"(default: {float(default):g})")
+    float,
+    dataclasses.replace(_REAL, metavar="SECONDS"),
+    tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {float(default):g})"),
 ]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]  # option without a value
 
@@ -164,6 +174,13 @@ def _literal(key: str, text: str) -> Any:
     if nested:
         raise UserError(f"--env-kwargs {key}={text} is neither JSON nor a Python literal: write '{{\"a\": [1, 2]}}'.")
     return _LITERALS.get(text.lower(), text)
+
+
+def _real(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"a number is needed, got {text!r}") from None
 
 
 def _integer(text: str) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from corral.cli.options import Count
+from corral.cli.options import Count, OptionalReal
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Plot:
     """Horizontal axis."""
     smooth: Count = 1
     """Window of the moving average, in rows."""
-    threshold: Annotated[float | None, tyro.conf.arg(metavar="VALUE", help_behavior_hint="")] = None
+    threshold: OptionalReal = None
     """Value to mark by a line, such as the return at which a task counts as solved."""
 
     def run(self) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from corral.cli.options import Checkpoint, Count, Flag, OptionalCount, RunDir, Seconds, Trust
+from corral.cli.options import Checkpoint, Count, Flag, OptionalCount, OptionalReal, RunDir, Seconds, Trust
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Record:
     """Episodes to record."""
     seconds: Seconds = 120.0
     """Maximum length of the video."""
-    fps: Annotated[float | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    fps: OptionalReal = None
     """Frames per second. Default: that of the environment."""
     sampled: Flag = False
     """Sample actions, as in training. Default: deterministic actions."""

@@ -7,9 +7,15 @@ from itertools import chain
 from typing import Any
 
 from corral.cli.options import Callbacks, Number, Quiet, RunDir, Settings, Sinks, Trust
-from corral.cli.train import print_result
+from corral.cli.train import print_result, refuse_arguments
 from corral.config.overrides import read_value, split_items
 from corral.core.errors import UserError
+
+_NO_SETTINGS = {
+    "run_dir": "DIR", "callback": "--callback", "callbacks": "--callback", "sink": "--sink", "sinks": "--sink",
+    "quiet": "--quiet",
+}  # fmt: skip
+"""Arguments of `corral.resume` that are not settings -> how to write them."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Resume:
 
     def run(self) -> int:
         given: dict[str, Any] = dict(split_items(chain.from_iterable(self.set)))
+        refuse_arguments(given, _NO_SETTINGS)
         for name in ("steps", "actors"):
             if (value := getattr(self, name)) is not None:
                 if name in given:

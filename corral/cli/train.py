@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -121,9 +121,7 @@ class Train:
     def _settings(self) -> dict[str, Any]:
         items = split_items(chain.from_iterable(self.set))
         given: dict[str, Any] = {key.replace("-", "_"): text for key, text in items.items()}
-        for name, argument in _NO_SETTINGS.items():
-            if name in given:
-                raise UserError(f"{name} is not a setting: use the argument {argument}.")
+        refuse_arguments(given, _NO_SETTINGS)
         if "env_kwargs" in given:
             given["env_kwargs"] = read_value("env_kwargs", given["env_kwargs"], dict[str, Any])
         own = {name: getattr(self, name) for name in _OPTIONS} | {"env_kwargs": self._env_kwargs() or None}
@@ -133,6 +131,13 @@ class Train:
                     raise UserError(f"{name} is set twice, by --{name.replace('_', '-')} and by --set.")
                 given[name] = value
         return given
+
+
+def refuse_arguments(given: Iterable[str], arguments: Mapping[str, str]) -> None:
+    """UserError if a name given by --set is an argument or another option of the command."""
+    for name in given:
+        if argument := arguments.get(name):
+            raise UserError(f"{name} is not a setting: use the argument {argument}.")
 
 
 def print_result(result: Result) -> None:

@@ -26,6 +26,14 @@ class EnvNotStarted(UserError, EnvFailed):
     """An environment that raises while it is built or reset for the first time: a mistake in it or its arguments."""
 
 
+class Terminated(BaseException):
+    """A signal has ended the command. Not a SystemExit, which counts as a failure where an environment raises it."""
+
+    def __init__(self, number: int):
+        super().__init__(f"signal {number}")
+        self.code = 128 + number
+
+
 def describe_error(error: BaseException) -> str:
     """An exception in one line, with the place where it was raised outside of Corral.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import signal
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -37,7 +36,6 @@ OLD_GYM = (
     "a name in your module, and use module:NAME"
 )
 """The remedy for environments with the interface of gym before 0.26."""
-_TERMINATED = 128 + signal.SIGTERM  # the exit code with which `corral` unwinds after SIGTERM
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """What steps an environment of this process, by the id of the unwrapped environment, which the owner keeps alive."""
 
@@ -88,8 +86,6 @@ def explained(what: str) -> Iterator[None]:
     except (UserError, EnvFailed):
         raise
     except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit) and error.code == _TERMINATED:
-            raise
         remedy = "; correct that first, `corral check-env` tries the environment alone"
         raise EnvNotStarted(f"{what}: {explain(error, remedy)}.") from error
 

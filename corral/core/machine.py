@@ -98,6 +98,16 @@ def require_memory(needed: int, capacity: int, what: str, unit: str = "transitio
         )
 
 
+def require_processes(count: int, each: int, what: str) -> None:
+    """UserError if so many processes, which take at least `each` bytes, will not fit into memory."""
+    available = available_bytes()
+    if available is not None and count * each > available:
+        raise UserError(
+            f"{what} takes at least {count * each / 1e9:.0f} GB, and {available / 1e9:.1f} GB are free: ask for at "
+            f"most {max(1, available // each):,} processes."
+        )
+
+
 def resident_bytes(pid: int | str = "self") -> int:
     """Memory of a process on this machine; 0 if unknown."""
     try:

@@ -17,11 +17,12 @@ class RateLimiter:
         self._ratio, self._min_size, self._tolerance = samples_per_insert, min_size, tolerance
         self.inserted = 0
         self.sampled = 0
+        self._shift = 0.0  # of the samples that are allowed, from settings that were different before
 
     @property
     def available_samples(self) -> float:
         """Samples that the inserted items allow and that were not drawn yet."""
-        return self._ratio * (self.inserted - self._min_size) - self.sampled
+        return self._ratio * (self.inserted - self._min_size) - self.sampled + self._shift
 
     def may_sample(self, count: int) -> bool:
         # A ratio such as 0.1 is not exact.
@@ -31,7 +32,18 @@ class RateLimiter:
         return self.available_samples <= self._tolerance
 
     def state_dict(self) -> dict[str, Any]:
-        return {"inserted": self.inserted, "sampled": self.sampled}
+        settings = {"ratio": self._ratio, "min_size": self._min_size}
+        return {"inserted": self.inserted, "sampled": self.sampled, "shift": self._shift, "settings": settings}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the counts. Settings that were different before count for what is inserted from now on: for all the
+        items so far, a higher ratio would mean a burst of samples, and a lower one none for a long time.
+        """
         self.inserted, self.sampled = state["inserted"], state["sampled"]
+        before = state.get("settings")  # missing in checkpoints of earlier versions, like the shift
+        self._shift = state.get("shift", 0.0)
+        if before is None or before == {"ratio": self._ratio, "min_size": self._min_size}:
+            return
+        allowed = before["ratio"] * (self.inserted - before["min_size"]) - self.sampled + self._shift
+        due = self._ratio * max(0, self.inserted - self._min_size)
+        self._shift = max(0.0, allowed) - due + self.sampled

@@ -66,7 +66,10 @@ def measure(factory: EnvFactory, name: str, supervision: Supervision, *, only_wa
                 _, _, terminated, truncated, info = unpack_step(result, name)
                 steps += 1
                 if terminated or truncated:
-                    _, info = env.reset()
+                    try:
+                        _, info = env.reset()
+                    except Exception:
+                        return None
             wall_s, cpu_s = wall_s + time.perf_counter() - wall, cpu_s + time.process_time() - cpu
             if only_waiting and wall_s < _WAIT_S * steps:
                 return StepCost(wall_s / steps, cpu_s / steps)

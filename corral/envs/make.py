@@ -32,6 +32,7 @@ from corral.snapshot.rng import seed_spaces
 log = logging.getLogger("corral.envs")
 
 _LEAST_CPUS = 0.01  # that an actor reserves
+_MAX_ENVS = 1 << 17  # more, by a typing error, would use up the memory
 BACKENDS = ("auto", "local", "process", "native", "ray")
 
 
@@ -71,7 +72,7 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
         worker_cpus: CPUs that each actor reserves on Ray; default: 1, or a share of one where steps wait.
     """
     supervision = supervision or Supervision()
-    num_envs, seed = _whole("num_envs", num_envs, 1), _whole("seed", seed, 0)
+    num_envs, seed = _whole("num_envs", num_envs, 1, _MAX_ENVS), _whole("seed", seed, 0)
     workers = None if workers is None else _whole("workers", workers, 1)
     cores = available() if cores is None else _whole("cores", cores, 1)
     if role not in ROLES:
@@ -200,7 +201,7 @@ def _ray_actors(
     return vec
 
 
-def _whole(name: str, value: Any, least: int) -> int:
+def _whole(name: str, value: Any, least: int, most: int | None = None) -> int:
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -209,4 +210,6 @@ def _whole(name: str, value: Any, least: int) -> int:
         raise UserError(f"{name} must be an integer, got {value!r}.") from None
     if number < least:
         raise UserError(f"{name} must be at least {least}, got {value}.")
+    if most is not None and number > most:
+        raise UserError(f"{name} must be at most {most:,}, got {number:,}.")
     return number

@@ -16,6 +16,7 @@ from corral.nets.config import NetConfig
 SMALLEST_IMAGE = 16  # sides; below, convolutions for images have nothing to look at
 _MAX_CHANNELS = 16
 _CODES = 16  # values of an integer grid that are one-hot
+_WIDE = 1e9  # a wider range stands for none, such as that of float32 itself: scaled by it, all values would be equal
 _MAX_CELLS = 1024  # of a grid; a larger one would make the first layer of an MLP too wide
 
 
@@ -103,7 +104,7 @@ def choose_encoding(leaf: Leaf, config: NetConfig) -> LeafEncoding:
         normalized = config.normalize_obs and leaf.dtype.kind == "f"
         return LeafEncoding(leaf, "image" if image else _plain_kind(is_byte, normalized), low, span)
     low, high = (float(leaf.space.low.min()), float(leaf.space.high.max())) if leaf.space.low.size else (0.0, 0.0)
-    bounded = bool(np.isfinite([low, high]).all()) and high > low
+    bounded = bool(np.isfinite([low, high]).all()) and 0 < high - low < _WIDE
     if bounded and config.encoder != "mlp" and (is_byte or leaf.dtype.kind == "f") and _looks_like_image(leaf):
         return LeafEncoding(leaf, "image", low, high - low)
     if config.normalize_obs and (integers or leaf.dtype.kind == "f"):

@@ -30,6 +30,7 @@ _OWN = {
     _CONFIG, _INFO, _LOCK, "metrics.csv", "events.jsonl", "processes.json", "checkpoints", "videos", *OLD_FILES,
 }  # fmt: skip
 _TENSORBOARD = "events.out.tfevents."
+_REPLACED = ".tmp-replaced"  # what --overwrite replaces, until the new run has made a step
 _GIT_TIMEOUT_S = 5.0
 _LOCK_ATTEMPTS = 5
 _locked: dict[Path, int] = {}
@@ -52,7 +53,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, config: dict[str, Any], *, overwrite: bool = False) -> RunFolder:
-        """Create a new run; `overwrite` first removes an existing run, but no foreign files."""
+        """Create a new run; `overwrite` replaces an existing run, but no foreign files. That run comes back with
+        `discard`, and is removed by `drop_replaced`.
+        """
         path = Path(path)
         try:
             if (path / _INFO).exists() and not overwrite:
@@ -69,11 +72,15 @@ class RunFolder:
         with _lock(path):
             info = _gather_info() | {"proof": sign(config)}
             try:
+                if (path / _INFO).exists() and not (path / _REPLACED).exists():
+                    _set_aside(path)
                 _clear(path)
                 (path / "checkpoints").mkdir()
                 atomic_write(path / _CONFIG, _to_yaml(config))
                 atomic_write(path / _INFO, json.dumps(info, indent=1) + "\n")
             except OSError as error:
+                with contextlib.suppress(OSError):
+                    _bring_back(path)
                 raise RunFailed(f"{path} cannot be written: {error.strerror}.") from error
         return cls(path, config, info)
 
@@ -114,11 +121,17 @@ class RunFolder:
         return str(self.config.get("env", "?"))
 
     def discard(self) -> None:
-        """Remove a run that never began, except foreign files and their directory."""
+        """Remove a run that never began, except foreign files and their directory; the one that it replaced returns."""
+        if _bring_back(self.path):
+            return
         _clear(self.path)
         (self.path / _LOCK).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
+
+    def drop_replaced(self) -> None:
+        """Remove the run that this one replaces."""
+        shutil.rmtree(self.path / _REPLACED, ignore_errors=True)
 
     @property
     def checkpoints(self) -> Path:
@@ -165,13 +178,33 @@ def _is_own(name: str) -> bool:
 def _clear(path: Path) -> None:
     """Remove a run's files; `run.json` first, so that a removal that is killed leaves no run."""
     (path / _INFO).unlink(missing_ok=True)
-    for entry in path.iterdir():
-        if entry.name == _LOCK or not _is_own(entry.name):
-            continue
+    for entry in _files(path):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
             entry.unlink()
+
+
+def _files(path: Path) -> list[Path]:
+    return [entry for entry in path.iterdir() if _is_own(entry.name) and entry.name not in (_LOCK, _REPLACED)]
+
+
+def _set_aside(path: Path) -> None:
+    """Move a run's files into a folder."""
+    (path / _REPLACED).mkdir()
+    for entry in _files(path):
+        entry.rename(path / _REPLACED / entry.name)
+
+
+def _bring_back(path: Path) -> bool:
+    """Replace a run's files by those that were set aside for it, if there are any."""
+    if not (path / _REPLACED).exists():
+        return False
+    _clear(path)
+    for entry in (path / _REPLACED).iterdir():
+        entry.rename(path / entry.name)
+    (path / _REPLACED).rmdir()
+    return True
 
 
 def _why_no_run(path: Path) -> str:

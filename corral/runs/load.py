@@ -178,7 +178,8 @@ def stored_experiment(folder: RunFolder) -> Experiment:
 
 def find_checkpoint(path: Path, which: str) -> tuple[RunFolder, str]:
     """The run and the name of a checkpoint, from the path of either."""
-    if (path / checkpoint.MANIFEST).exists():
+    points = path.is_file() and path.parent.name == "checkpoints"  # `best` and `latest`, where there are no links
+    if points or (path / checkpoint.MANIFEST).exists():
         path = path.absolute()
         if path.parent.name != "checkpoints" or not (path.parents[1] / "config.yaml").exists():
             raise UserError(f"{path} is a checkpoint without the settings of its run: copy the whole run directory.")

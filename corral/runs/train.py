@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corral.config.experiment import Experiment
-from corral.core.errors import RunFailed
+from corral.core.errors import RunFailed, UserError
 from corral.core.log import print_only_errors
-from corral.runs.changes import change_settings, describe_changes, give_env
+from corral.runs.changes import change_settings, give_env
 from corral.runs.checkpoints.warm_start import resolve_start
 from corral.runs.events import EventLog
 from corral.runs.folder import RunFolder
@@ -81,6 +81,8 @@ def train(  # noqa: PLR0913 - the settings that most runs name
         if experiment.init is not None:
             experiment = replace(experiment, init=resolve_start(experiment.init))
         path = Path(run_dir) if run_dir is not None else experiment.default_run_dir()
+        if overwrite and experiment.init is not None and Path(experiment.init).is_relative_to(path.resolve()):
+            raise UserError(f"{path} cannot be replaced by a run that starts from it: choose a different --run-dir.")
         folder = RunFolder.create(path, experiment.to_dict(), overwrite=overwrite)
         if experiment.learner_in_own_process:
             return _run_supervised(experiment, folder, plugins, quiet=quiet)
@@ -88,7 +90,9 @@ def train(  # noqa: PLR0913 - the settings that most runs name
         try:
             return loop.run()
         finally:
-            if not loop.began:  # building the environments or the network failed
+            if loop.began:
+                folder.drop_replaced()
+            else:  # building the environments or the network failed
                 folder.discard()
 
 
@@ -122,15 +126,6 @@ def resume(
         given = overrides | ({} if steps is None else {"steps": steps})
         experiment = change_settings(experiment, given, folder) if given else experiment
         experiment.environment()  # refused before anything is written
-        changes = describe_changes(stored, experiment)
-        notes = [("migrated", note) for note in folder.notes] + ([("changed", changes)] if changes else [])
-        if notes:
-            with folder.lock():  # change nothing in a run that another process trains
-                with contextlib.closing(EventLog(folder)) as log:
-                    for kind, note in notes:
-                        _log.warning("%s: %s", folder.path / "config.yaml", note)
-                        log.add(kind, note, env_steps=_last_step(folder))
-                folder.write_config(experiment.to_dict())
         if experiment.learner_in_own_process:
             return _run_supervised(experiment, folder, plugins, resume=True, quiet=quiet)
         return TrainingLoop(experiment, folder, plugins, resume=True, quiet=quiet).run()
@@ -182,6 +177,8 @@ def _run_supervised(
     finally:
         if not resume and not any(folder.checkpoints.glob("*")):  # it did not begin
             folder.discard()
+        elif not resume:
+            folder.drop_replaced()
 
 
 def _supervise(runtime: ProcessRuntime, learner: SupervisedRole, folder: RunFolder) -> Result:

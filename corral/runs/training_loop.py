@@ -14,7 +14,6 @@ from typing import Any
 
 from corral.config import presets
 from corral.config.experiment import Experiment
-from corral.core.errors import EnvNotStarted
 from corral.core.portable import STOP_SIGNALS, signal_main_thread, survive_realtime_signals
 from corral.core.types import EnvSpec
 from corral.nets.network import describe_encoding
@@ -22,6 +21,7 @@ from corral.runs.callbacks.clocks import Checkpoints, EvaluationClock, MetricsCl
 from corral.runs.callbacks.dispatch import Dispatcher
 from corral.runs.callbacks.progress import Progress
 from corral.runs.callbacks.slow_calls import SlowCalls
+from corral.runs.changes import describe_changes
 from corral.runs.checkpoints import checkpoint
 from corral.runs.checkpoints.warm_start import load_start
 from corral.runs.evaluation.evaluator import BackgroundEvaluator, Evaluator
@@ -64,6 +64,8 @@ _NOT_IMPORTABLE = {
 }
 _LOCAL = "not_importable"
 _WARNINGS = (
+    "migrated",
+    "changed",
     "not_finite",
     "masks_ignored",
     "callback_error",
@@ -91,7 +93,7 @@ class TrainingLoop:
         folder = replace(folder, path=folder.path.absolute())  # an environment may change the working directory
         self._experiment, self._folder, self._plugins = experiment, folder, plugins or Plugins()
         self._resume, self._quiet = resume, quiet
-        self._warned_of_masks = False
+        self._warned_of_masks, self._may_replace = False, not resume
         self._gave_up_waiting = False
         self.began = False  # False: nothing was trained, so the run folder may be removed
 
@@ -106,6 +108,7 @@ class TrainingLoop:
                 while run.steps < self._experiment.steps and run.stop_reason is None:
                     run.advance()
                     self._warn_of_masks()
+                    self._drop_replaced(run)
                 run.finish()
             except StoppedWaiting:
                 self.began = run.steps > 0
@@ -116,7 +119,7 @@ class TrainingLoop:
                 self.began = run.steps > 0
                 raise
             except Exception as error:
-                self.began = run.steps > 0 or not isinstance(error, EnvNotStarted)
+                self.began = run.steps > 0
                 with contextlib.suppress(Exception):  # the first error is the one to show
                     self._events.add("failed", f"{type(error).__name__}: {error}", env_steps=run.steps)
                 with contextlib.suppress(Exception):
@@ -136,15 +139,13 @@ class TrainingLoop:
         """Build the run, with the state of its checkpoint if it resumes; `stack` closes it."""
         self._events = EventLog(self._folder)
         stack.callback(self._events.close)
-        users = self._plugins.make_callbacks()
+        users, given = self._plugins.make_callbacks(), self._experiment
         saved = self._read_checkpoint() if self._resume else None
         topology = self._topology = make_topology(
             self._experiment, self._note, lambda trajectory: self._callbacks.on_rollout(self._run, trajectory)
         )
         stack.callback(topology.close)
-        if topology.experiment != self._experiment:  # record the choices of `auto`, so that a resumed run keeps them
-            self._experiment = topology.experiment
-            self._folder = self._folder.write_config(self._experiment.to_dict())
+        self._experiment = topology.experiment
         if saved is not None:
             self._restore(topology, *saved)
         elif self._experiment.init is not None:
@@ -176,9 +177,29 @@ class TrainingLoop:
         if config.eval_background and config.eval_episodes:
             background = BackgroundEvaluator(config, self._note)
             stack.callback(background.close)
+        self._record_settings(given)
         self._run = ActiveRun(self._folder, topology, evaluator, sinks, self._callbacks, saved, background)
         stack.enter_context(self._signals())
         return self._run
+
+    def _record_settings(self, given: Experiment) -> None:
+        """Note which of the given settings are not those of the last start, and write them with what `auto` chose.
+
+        Called when everything is built: a run that cannot be resumed with new settings keeps its own.
+        """
+        notes = [("migrated", note) for note in self._folder.notes]
+        if self._resume and (changes := describe_changes(Experiment.from_dict(self._folder.config), given)):
+            notes.append(("changed", changes))
+        for kind, note in notes:
+            self._note(kind, note)
+        if notes or self._experiment != given:
+            self._folder = self._folder.write_config(self._experiment.to_dict())
+
+    def _drop_replaced(self, run: ActiveRun) -> None:
+        """Remove the run that this one replaces, once it has made a step."""
+        if self._may_replace and run.steps:
+            self._folder.drop_replaced()
+            self._may_replace = False
 
     def _note_left_out(self, run: ActiveRun) -> None:
         count, config = run.evaluations_left_out, run.config
@@ -274,8 +295,8 @@ class TrainingLoop:
         )
 
     def _signals(self) -> contextlib.AbstractContextManager[None]:
-        """SIGTERM and Ctrl-C end the run after the current iteration; a second one ends it at once, and so does the
-        first before there is anything to save, or if environments keep the iteration waiting.
+        """Stop signals end the run after the current iteration; a second one ends it at once, and so does the first
+        before there is anything to save, or if environments keep the iteration waiting.
         """
         received: list[int] = []
 
@@ -307,7 +328,7 @@ class TrainingLoop:
 
 @contextlib.contextmanager
 def handle_stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
-    """Call `stop` on SIGTERM, SIGHUP and Ctrl-C in the block; in the main thread only, since others get no signals."""
+    """Call `stop` on stop signals within the block; in the main thread only, since others get none."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -21,7 +21,9 @@ from typing import Any
 
 from corral.core.encoding import Value
 from corral.core.errors import EnvFailed, RunFailed, UserError
+from corral.core.machine import require_processes
 
+_ROLE_BYTES = 150_000_000  # an interpreter with torch
 Role = Any
 """An object whose methods take and return values; one call at a time. `close()`, if it has one, ends it.
 
@@ -192,6 +194,8 @@ def require_room(name: str, count: int, what: str) -> None:
         from corral.runtimes.ray_cluster import require_local_cpus
 
         require_local_cpus(count, what)
+    elif name == "process":
+        require_processes(count, _ROLE_BYTES, what)
 
 
 _RUNTIMES = {

@@ -65,7 +65,7 @@ class ActorLearner(Topology):
         extra_processes = experiment.num_actors if central and not is_url(experiment.env) else 0
         named = ", ".join(roles[:3]) + (", ..." if len(roles) > 3 else "")
         workers = f" and {extra_processes} workers" if extra_processes else ""
-        what = f"A run of {len(roles)} processes ({named}){workers}"
+        what = f"A run of {len(roles):,} processes ({named}){workers}"
         name = choose_runtime(experiment)
         require_room(name, len(roles) + extra_processes, what)
         self._runtime = make_runtime(name, experiment.actor_learner.silence_timeout_s)

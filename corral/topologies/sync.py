@@ -15,7 +15,7 @@ from corral.config.experiment import Experiment
 from corral.core import seeding
 from corral.data.store import StoreContext
 from corral.envs.normalize import NormalizedVecEnv
-from corral.nets.network import has_image_encoder
+from corral.learn.device import has_convolutions
 from corral.topologies.base import (
     MakeExchange,
     Note,
@@ -51,7 +51,7 @@ class Sync(Topology):
             self.experiment = replace(experiment, **chosen)
         try:
             self._build_learner(self.vec.spec, make_exchange=make_exchange, rank=rank)
-            if has_image_encoder(self.model):  # the last bits depend on it, and another time other cores are free
+            if has_convolutions(self.model):  # the last bits depend on it, and another time other cores are free
                 self.experiment = replace(self.experiment, torch_threads=self.threads)
             self._rng = np.random.default_rng(seeding.component_seed(experiment.seed, "train", "acting"))
             self.policy = self.algo.make_policy(self.model, explore=True, rng=self._rng)

@@ -69,6 +69,21 @@ def test_suites_are_environments_of_every_command(command, capfd):
     assert "unexpected keyword argument 'environment'" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("env", ["NeverSteps", "NoReward"])
+def test_a_run_that_made_no_step_leaves_no_folder(env, tmp_path, capfd):
+    words = ["--steps", "64", "--run-dir", str(tmp_path / "run"), "--set", "backend=local", "restarts_in_a_row=1"]
+    assert main(["train", "ppo", "--env", f"helpers.failing_envs:{env}", *words]) in (1, 2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_processes_than_fit_into_memory_are_refused(tmp_path, capfd):
+    folder = ["--run-dir", str(tmp_path / "run")]
+    for words in (["impala", "--actors", "99999"], ["ppo", "--set", "backend=process", "workers=99999"]):
+        assert main(["train", *words, "--env", "CartPole-v1", "--num-envs", "99999", "--quiet", *folder]) == 2
+        assert "GB are free: ask for at most" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def stopped(tmp_path, number, started, *settings):
     """Exit code of a run that gets a signal once `started(folder)`; whether its folder is left; and its processes."""
     env = os.environ | {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"}

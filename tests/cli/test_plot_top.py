@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+from corral.cli.main import main
 from corral.cli.options import parse
 from corral.cli.plot import Plot
 from corral.cli.top import Top
@@ -84,6 +85,16 @@ def test_the_axis_of_a_plot_includes_zero_and_threshold(tmp_path, monkeypatch, r
     labels = [text.get_text() for text in drawn[0].get_legend().get_texts()]
     assert labels == ["ppo"] + ([] if threshold is None else ["threshold 510"])
     assert drawn[0].get_ylabel() == "return of training episodes\n(mean of the last 100)"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("nan", "threshold must be a finite number, got nan"), ("high", "a number is needed, got 'high'")],
+)
+def test_thresholds_that_are_no_numbers_are_refused(tmp_path, capsys, value, words):
+    make(tmp_path / "run", rows(1))
+    assert main(["plot", str(tmp_path / "run"), "-o", str(tmp_path / "x.png"), "--threshold", value]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_one_run_becomes_a_png_and_a_csv(tmp_path, capsys):

@@ -44,3 +44,25 @@ def test_counts_survive_a_checkpoint():
     limiter.inserted, limiter.sampled = 17, 4
     other.load_state_dict(limiter.state_dict())
     assert (other.inserted, other.sampled, other.available_samples) == (17, 4, limiter.available_samples)
+
+
+@pytest.mark.parametrize("ratio", [16.0, 0.5])
+def test_a_changed_ratio_counts_from_now_on(ratio):
+    before, after = RateLimiter(4.0, 100, 64), RateLimiter(ratio, 100, 64)
+    before.inserted, before.sampled = 10_100, 39_990
+    after.load_state_dict(before.state_dict())
+    assert (after.sampled, after.available_samples) == (39_990, before.available_samples)
+    after.inserted += 100
+    assert after.available_samples == before.available_samples + 100 * ratio
+    again = RateLimiter(ratio, 100, 64)
+    again.load_state_dict(after.state_dict())
+    assert again.available_samples == after.available_samples
+
+
+@pytest.mark.parametrize(("inserted", "least"), [(500, 10), (500, 2_000), (1_500, 2_000)])
+def test_another_minimum_size_starts_without_a_burst(inserted, least):
+    before, after = RateLimiter(4.0, 1_000, 64), RateLimiter(4.0, least, 64)
+    before.inserted, before.sampled = inserted, 4 * max(0, inserted - 1_000)
+    after.load_state_dict(before.state_dict())
+    after.inserted = max(inserted, least)
+    assert after.available_samples == 0

@@ -186,3 +186,13 @@ def test_action_of_wrong_shape_is_refused():
 def test_repr_names_the_environment():
     with corral.make_vec("CartPole-v1", 2, backend="local") as vec:
         assert repr(vec.as_gymnasium()) == "AsGymnasium(CartPole-v1, num_envs=2)"
+
+
+def test_a_refused_seed_changes_nothing():
+    with corral.make_vec("CartPole-v1", 2, "local", seed=5) as vec:
+        env = vec.as_gymnasium()
+        with pytest.raises(corral.UserError, match="one non-negative integer"):
+            env.reset(seed=-1)
+        first, _ = env.reset()
+    with corral.make_vec("CartPole-v1", 2, "local", seed=5) as vec:
+        np.testing.assert_array_equal(first, vec.as_gymnasium().reset()[0])

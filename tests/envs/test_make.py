@@ -123,6 +123,7 @@ def test_bad_input_is_one_line(mistake, backend):
     [
         {"num_envs": 0},
         {"num_envs": -3},
+        {"num_envs": 10**9},
         {"workers": 0},
         {"num_envs": 2.5},
         {"num_envs": True},
@@ -131,7 +132,7 @@ def test_bad_input_is_one_line(mistake, backend):
     ],
 )
 def test_counts_that_make_no_sense_are_refused(kwargs):
-    with pytest.raises(corral.UserError, match=r"at least 1|an integer"):
+    with pytest.raises(corral.UserError, match=r"at least 1|an integer|at most 131,072"):
         corral.make_vec("CartPole-v1", **kwargs)
 
 
@@ -156,6 +157,23 @@ def test_auto_sends_failing_env_to_processes():
     with corral.make_vec(partial(FaultyEnv, "raise", 1, 1), 2) as vec:
         assert type(vec).__name__ == "ProcessVecEnv"
         assert "first steps failed" in vec.backend_reason
+
+
+def test_auto_sends_envs_that_cannot_be_reset_again_to_processes():
+    class Once(gymnasium.Env):
+        observation_space, action_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)
+        resets = 0
+
+        def reset(self, *, seed=None, options=None):
+            self.resets += 1
+            if self.resets > 1:
+                raise OSError("the game server is gone")
+            return 0, {}
+
+        def step(self, action):
+            return 0, 0.0, True, False, {}
+
+    assert auto.measure(Once, "Once", Supervision()) is None
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():

@@ -39,6 +39,21 @@ def test_a_seedless_reset_with_info_and_five_values_work():
     assert len(env.step(0)) == 5
 
 
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_a_class_without_infos_ends_its_episodes(nothing):
+    class Bare(Walk):
+        def step(self, action):
+            return *super().step(action)[:3], nothing
+
+    with corral.make_vec(old_gym(Bare, **WALK_SPACES), 1, "local") as vec:
+        batches = [vec.recv()]
+        for _ in range(5):
+            vec.send(batches[-1].env_ids, np.array([1]))
+            batches.append(vec.recv())
+    assert any(batch.terminated[0] for batch in batches)
+    assert not any(batch.faulty[0] for batch in batches)
+
+
 def test_seed_of_the_class_gets_the_seed():
     def starts(seed):
         env = old_gym(SeededWalk)()

@@ -65,3 +65,14 @@ class LongReset(CountingEnv):
             time.sleep(60.0)
         self.good -= 1
         return super().reset(**kwargs)
+
+
+class NeverSteps(CountingEnv):
+    def step(self, action):
+        raise ConnectionError("the game server is gone")
+
+
+class NoReward(CountingEnv):
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, None, *rest

@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from corral.algos import a2c
 from corral.config.experiment import Experiment
 from corral.core import machine
 from corral.core.errors import UserError
@@ -130,6 +131,26 @@ def test_sync_stores_threads_and_precision_with_the_run(free, monkeypatch):
     old = Sync(replace(stored, torch_threads="all"), lambda kind, text: None)
     old.close()
     assert old.threads == 4
+
+
+Config = a2c.Config
+
+
+class OwnConvolutions(a2c.A2c):
+    """An algorithm whose network has convolutions, but no Encoder of Corral's."""
+
+    def build_model(self):
+        model = super().build_model()
+        model.encoder = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 1, 1), nn.Flatten())
+        return model
+
+
+def test_threads_of_own_convolutions_are_stored_too(free):
+    free(2.0)
+    settings = {"steps": 100, "num_envs": 2, "backend": "local"}
+    run = Sync(Experiment.make(OwnConvolutions, "CartPole-v1", overrides=settings), lambda kind, text: None)
+    run.close()
+    assert run.experiment.torch_threads == 2
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Evaluation in the simulators of a run whose slots training has taken."""
 
+import contextlib
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -12,10 +14,12 @@ from helpers.sims import free_url as free_tcp_url
 
 import corral
 from corral.acting.policy import FunctionPolicy
+from corral.config.experiment import Experiment
 from corral.core.spaces import Layout
 from corral.envs.backends.simulators.options import external_vec_env
 from corral.envs.supervision import Supervision
 from corral.runs.evaluation.evaluate import evaluate_policy
+from corral.runs.evaluation.evaluator import EvaluationStopped, Evaluator
 from corral.testing import CountingEnv
 
 SHORT = {"num_steps": 16, "num_minibatches": 1, "eval_every": 128, "eval_episodes": 4, "quiet": True}
@@ -48,6 +52,29 @@ def test_lent_slots_cost_one_faulty_row_each(url):
     for t, batch in enumerate(after[1:]):
         np.testing.assert_array_equal(batch.next_obs[:3, 2], t % 5 + 1)
         np.testing.assert_array_equal(batch.terminated, [t % 5 == 4] * 3 + [t % 5 == 0])
+
+
+def test_lent_slots_are_waited_for_without_a_deadline(url):
+    with corral.make_vec(url, 4, supervision=Supervision(start_timeout_s=0.5)) as vec:
+        batch = steps(vec, 2)[-1]
+        with evaluation(url, 4) as other:
+            vec.send(batch.env_ids, np.zeros(4, np.int64))
+            assert not vec.linger(4, 1.5)
+            assert other.borrows
+        assert vec.recv().faulty.all()
+
+
+def test_a_stopped_evaluation_gives_its_slots_back(url):
+    algo = SimpleNamespace(eval_policy=lambda *args, **kwargs: None)
+    topology = SimpleNamespace(experiment=Experiment.make("ppo", url), algo=algo, model=None)
+    evaluator = Evaluator(topology, lambda kind, text: None)
+    with corral.make_vec(url, 4) as vec:
+        batch = steps(vec, 2)[-1]
+        with evaluator.interruptible(), contextlib.suppress(EvaluationStopped), evaluator._opened() as other:
+            assert other.borrows
+            evaluator.interrupt()
+        vec.send(batch.env_ids, np.zeros(4, np.int64))
+        assert vec.recv().faulty.all()
 
 
 def test_free_slots_are_taken_first(url):

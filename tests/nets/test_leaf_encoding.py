@@ -129,3 +129,10 @@ def test_every_leaf_says_its_encoding():
     assert "camera 84x84x3 float32: convolutions" in text
     assert "ram 9 uint8: scaled from 0..255" in text
     assert "x " not in text
+
+
+def test_images_without_a_real_range_are_not_scaled_away():
+    """Scaled by the range of float32, which many write for none, every value would be the same."""
+    most = np.finfo(np.float32).max
+    found = encode(spaces.Box(-most, most, (3, 64, 64), np.float32), np.full((1, 3, 64, 64), 0.5))
+    assert (found == 0.5).all()

@@ -3,9 +3,11 @@
 import logging
 
 import gymnasium
+import numpy as np
 import pytest
 from helpers.callback_runs import events
 
+from corral.cli.main import main
 from corral.config.experiment import Experiment
 from corral.core.errors import UserError
 from corral.envs.suites import pixels
@@ -22,6 +24,11 @@ SMALL = {
 }  # fmt: skip
 DQN = {"learning_starts": 32, "buffer_size": 500}
 INLINE = {"runtime": "inline", "actors": 2}
+
+
+class Broken(gymnasium.Env):
+    def __init__(self):
+        raise RuntimeError("no such luck")
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +108,56 @@ def test_fewer_steps_are_refused(runs):
 def test_unknown_setting_is_refused_on_resume(runs):
     with pytest.raises(UserError, match="No setting 'learning_rat'; did you mean learning_rate"):
         resume(runs("ppo").path, learning_rat=1, quiet=True)
+
+
+def test_more_updates_per_step_count_from_the_resume_on(tmp_path):
+    train("dqn", "CartPole-v1", run_dir=tmp_path, **SMALL | DQN | {"steps": 400}, train_frequency=4)
+    before = read_metrics(tmp_path)["learn/version"][-1]
+    assert before > 80
+    resume(tmp_path, steps=440, gradient_steps=3, quiet=True)
+    after = read_metrics(tmp_path)["learn/version"]
+    assert 25 <= after[-1] - before <= 35, "not 3 updates for each of the steps before"
+    assert np.diff(after).max() <= 4
+
+
+def test_settings_that_cannot_be_built_change_nothing(tmp_path):
+    train("a2c", "CartPole-v1", run_dir=tmp_path, **SMALL)
+    config = (tmp_path / "config.yaml").read_bytes()
+    with pytest.raises(UserError, match="cuda:7"):
+        resume(tmp_path, steps=128, quiet=True, device="cuda:7")
+    assert (tmp_path / "config.yaml").read_bytes() == config
+    assert not events(tmp_path, "changed")
+    assert resume(tmp_path, steps=128, quiet=True).steps >= 128
+
+
+def test_a_failing_learner_process_leaves_the_settings(tmp_path):
+    train("impala", "CartPole-v1", run_dir=tmp_path, **SMALL, num_steps=8, actors=1, batch_size=4)
+    config = (tmp_path / "config.yaml").read_bytes()
+    with pytest.raises(UserError, match="cuda:7"):
+        resume(tmp_path, steps=128, quiet=True, device="cuda:7")
+    assert (tmp_path / "config.yaml").read_bytes() == config
+    assert resume(tmp_path, steps=128, learning_rate=1e-4, quiet=True).steps >= 128
+    assert len(events(tmp_path, "changed")) == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"topology": "actor_learner", "actors": 1}])
+def test_a_run_survives_a_replacement_that_cannot_start(tmp_path, settings):
+    train("a2c", "CartPole-v1", run_dir=tmp_path, **SMALL | {"seed": 7})
+    with pytest.raises(UserError, match="no such luck"):
+        train("a2c", "tests.runs.test_changes:Broken", run_dir=tmp_path, overwrite=True, **SMALL | settings)
+    assert RunFolder.open(tmp_path).config["seed"] == 7
+    assert resume(tmp_path, steps=128, quiet=True).steps >= 128
+    assert train("a2c", "CartPole-v1", run_dir=tmp_path, overwrite=True, **SMALL | {"seed": 8}).steps >= 64
+    assert RunFolder.open(tmp_path).config["seed"] == 8
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize(
+    ("word", "argument"), [("quiet=true", "--quiet"), ("run_dir=x", "DIR"), ("sinks=csv", "--sink")]
+)
+def test_arguments_of_resume_are_not_settings(runs, capfd, word, argument):
+    assert main(["resume", str(runs("ppo").path), "--set", word]) == 2
+    assert f"is not a setting: use the argument {argument}." in capfd.readouterr().err
 
 
 def test_more_actors_keep_the_replay_buffer(tmp_path):

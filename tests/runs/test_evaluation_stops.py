@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from corral.core.portable import STOP_SIGNALS
 from corral.runs.checkpoints.checkpoint import load_checkpoint
 from corral.runs.events import read_events
 from corral.runs.sinks.csv import read_metrics
@@ -60,7 +61,10 @@ class SlowRun:
         return int(sum(value == value for value in found))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+_NUMBERS = [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.slow) for n in STOP_SIGNALS if n != signal.SIGINT)]
+
+
+@pytest.mark.parametrize("number", _NUMBERS)
 @pytest.mark.parametrize("slow_in", ["reset", "episode"])
 def test_a_signal_ends_an_evaluation_during_training(tmp_path, number, slow_in):
     run = SlowRun(tmp_path, "eval_every=32", slow_in=slow_in)

@@ -81,10 +81,23 @@ def test_overwriting_removes_the_old_run_and_nothing_else(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     new = RunFolder.create(tmp_path, CONFIG | {"seed": 4}, overwrite=True)
     assert new.config["seed"] == 4
+    new.drop_replaced()
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         ".lock", "checkpoints", "config.yaml", "notes.txt", "run.json"
     ]  # fmt: skip
     assert not list(new.checkpoints.iterdir())
+
+
+def test_a_replaced_run_returns_if_the_new_one_is_discarded(tmp_path):
+    old = RunFolder.create(tmp_path, CONFIG)
+    (old.checkpoints / "step_1").mkdir()
+    for seed in (4, 5):  # the first one was killed before it could discard itself
+        new = RunFolder.create(tmp_path, CONFIG | {"seed": seed}, overwrite=True)
+    assert not list(new.checkpoints.iterdir())
+    new.discard()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "checkpoints", "config.yaml", "run.json"]
+    assert RunFolder.open(tmp_path).config == old.config
+    assert [p.name for p in old.checkpoints.iterdir()] == ["step_1"]
 
 
 def test_files_of_earlier_versions_belong_to_the_run(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 import corral
 from corral.core.errors import UserError
+from corral.runs.views import video
 from corral.runs.views.video import choose_gl, record_run
 
 PPO = {"num_envs": 2, "preset": "none", "quiet": True, "num_steps": 8, "num_minibatches": 1, "eval_episodes": 0}
@@ -59,9 +60,45 @@ def test_a_gif_is_never_faster_than_viewers_show(tmp_path):
     assert sum(times) == pytest.approx(20 * 1000 / 80, abs=60)
 
 
+def test_recording_leaves_the_callers_screen_alone(tmp_path, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: name)
+    corral.train("ppo", "tests.runs.test_video:Lamp", 32, 0, tmp_path / "run", **PPO)
+    before = dict(os.environ)
+    corral.record(tmp_path / "run", tmp_path / "x.mp4")
+    assert dict(os.environ) == before
+
+
 def test_other_kinds_of_videos_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"A video must end in \.mp4 or \.gif, got .*x\.avi\."):
         record_run(tmp_path, tmp_path / "x.avi")
+
+
+@pytest.mark.parametrize("fps", [0, 1e-9, 1e9, float("inf"), float("nan")])
+def test_rates_that_ffmpeg_refuses_are_refused(tmp_path, fps):
+    with pytest.raises(UserError, match=r"fps must be between 0\.1 and 1000, got"):
+        record_run(tmp_path, tmp_path / "x.mp4", fps=fps)
+
+
+def test_a_video_that_ffmpeg_cannot_write_replaces_nothing(tmp_path, monkeypatch):
+    corral.train("ppo", "tests.runs.test_video:Lamp", 32, 0, tmp_path / "run", **PPO)
+    monkeypatch.setitem(video._AS_MP4, "codec", "none_of_these")
+    (tmp_path / "x.mp4").write_text("mine")
+    with pytest.raises(UserError, match=r"x\.mp4 cannot be written: ffmpeg failed"):
+        record_run(tmp_path / "run", tmp_path / "x.mp4", fps=10)
+    assert (tmp_path / "x.mp4").read_text() == "mine"
+
+
+class Dark(Lamp):
+    def render(self):
+        raise NotImplementedError
+
+
+def test_an_environment_that_cannot_draw_says_so(tmp_path):
+    corral.train("ppo", "tests.runs.test_video:Dark", 32, 0, tmp_path / "run", **PPO, backend="local")
+    with pytest.raises(UserError, match=r"^Dark cannot be drawn: it has no render\(\); correct that first\.$"):
+        record_run(tmp_path / "run", tmp_path / "x.mp4")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MuJoCo needs no choice")

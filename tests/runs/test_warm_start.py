@@ -1,9 +1,13 @@
 """New runs that start from the weights of another one."""
 
 import json
+from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from corral.cli.main import main
 from corral.core.errors import UserError
@@ -17,6 +21,16 @@ SMALL = {
 }  # fmt: skip
 NORMALISED = SMALL | {"normalize_obs": True}
 STILL = {"learning_rate": 1e-12, "anneal_lr": False}
+
+
+class Grid(gymnasium.Env):
+    observation_space, action_space = spaces.Box(0, 20, (3, 3), np.uint8), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((3, 3), np.uint8), {}
+
+    def step(self, action):
+        return np.zeros((3, 3), np.uint8), 0.0, False, False, {}
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +116,36 @@ def test_init_without_a_run_leaves_no_folder(tmp_path):
     with pytest.raises(UserError, match="There is no run at"):
         train("ppo", run_dir=tmp_path / "run", init=tmp_path / "nothing", **SMALL)
     assert not (tmp_path / "run").exists()
+
+
+def test_init_works_where_links_are_not_allowed(tmp_path, monkeypatch):
+    def refuse(self, target):
+        raise OSError("a required privilege is not held by the client")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    train("a2c", run_dir=tmp_path / "a", **SMALL)
+    assert (tmp_path / "a" / "checkpoints" / "latest").is_file()
+    expected = str(next((tmp_path / "a" / "checkpoints").glob("step_*")).resolve())
+    for number, start in enumerate(["a", "a/checkpoints/latest"]):
+        train("a2c", run_dir=tmp_path / f"b{number}", init=tmp_path / start, **SMALL)
+        assert RunFolder.open(tmp_path / f"b{number}").config["init"] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"activation": "relu"}, "it has activation=tanh there and relu here"),
+        ({"env": "tests.runs.test_warm_start:Grid", "obs_encoding": "raw"}, "obs_encoding=scaled there and raw here"),
+    ],
+)
+def test_init_of_weights_with_another_meaning_is_refused(tmp_path, changes, words):
+    first = SMALL | {name: value for name, value in changes.items() if name == "env"}
+    train("a2c", run_dir=tmp_path / "a", **first | ({"obs_encoding": "scaled"} if len(changes) > 1 else {}))
+    with pytest.raises(UserError, match=rf"does not fit this run: .*{words}\. Use .*config\.yaml\)\.$"):
+        train("a2c", run_dir=tmp_path / "b", init=tmp_path / "a", **SMALL | changes)
+
+
+def test_a_run_is_not_replaced_by_one_that_starts_from_it(source):
+    with pytest.raises(UserError, match=r"cannot be replaced by a run that starts from it: choose a different --run-d"):
+        train("ppo", run_dir=source, init=source / "checkpoints" / "latest", overwrite=True, **NORMALISED)
+    assert weights(source)

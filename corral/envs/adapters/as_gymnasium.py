@@ -44,8 +44,8 @@ class ResetSeeds:
 
     def plan(self, seed: Any) -> None:
         try:
-            self._waiting = operator.index(seed)
-            self._fresh = np.random.default_rng(self._waiting)
+            chosen = operator.index(seed)
+            self._fresh, self._waiting = np.random.default_rng(chosen), chosen
         except (TypeError, ValueError):
             raise UserError(
                 f"seed must be one non-negative integer, from which Corral derives one for each environment, or a list "

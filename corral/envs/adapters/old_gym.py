@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,8 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         if not (isinstance(result, tuple) and len(result) == 4):
             return unpack_step(result, self._name)
         obs, reward, done, info = result
-        truncated = bool(done and info.get("TimeLimit.truncated", False))
+        info = info or {}  # None, in some classes
+        truncated = bool(done and isinstance(info, Mapping) and info.get("TimeLimit.truncated", False))
         return obs, reward, bool(done) and not truncated, truncated, info
 
     def render(self) -> Any:

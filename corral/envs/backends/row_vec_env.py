@@ -97,9 +97,9 @@ class AsyncVecEnv(RowVecEnv):
         """Start the next episodes of lost environments that have a place again."""
 
     def send(self, env_ids: Array, actions: Tree) -> None:
-        chosen, leaves = self._in_flight.send(env_ids, actions)
-        try:
-            with self._lock:
+        with self._lock:
+            chosen, leaves = self._in_flight.send(env_ids, actions)
+            try:
                 if self._pending.any_pending:
                     alive = self._pending.deliver(chosen.ids)
                     if not len(alive):
@@ -108,9 +108,9 @@ class AsyncVecEnv(RowVecEnv):
                     chosen = self._in_flight.sets.of(alive)
                 self._rows.flip(chosen)
                 self._dispatch(chosen, leaves)
-        except BaseException:  # Ctrl-C in the middle would leave rows that nothing steps
-            self.close()
-            raise
+            except BaseException:  # Ctrl-C in the middle would leave rows that nothing steps
+                self.close()
+                raise
 
     def recv(self, min_ready: int | None = None, *, env_ids: Array | None = None) -> StepBatch:
         """Wait for results; environments that are lost meanwhile are replaced."""

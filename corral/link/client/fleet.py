@@ -67,6 +67,7 @@ class FleetMember:
     lost: Callable[[SimulatorSession, str, str], None]  # session, kind of fault (killed | hung | raised), and reason
     lend: Callable[[int], int] = lambda most: 0  # free at most so many slots for another user; returns how many
     waiting: Callable[[], int] = lambda: 0  # its environments without a slot
+    borrows: bool = False  # whether it has slots that another user has lent
 
 
 class Fleet:
@@ -128,6 +129,10 @@ class Fleet:
                     call(now)
             if self._fatal is not None:
                 raise UserError(self._fatal)
+
+    def has_lent(self, member: FleetMember) -> bool:
+        """Whether another user has slots that this one, or a third, has lent: they come back when that one is done."""
+        return any(other.borrows for other in self.members if other is not member)
 
     def give_up(
         self, session: SimulatorSession, kind: str, reason: str, status: clp.Status = clp.Status.E_DEADLINE

@@ -82,8 +82,8 @@ class Evaluator:
         elsewhere = experiment.eval_env_kwargs or is_url(experiment.env) or self._plans()
         lone = experiment.factory is not None and experiment.num_envs == 1  # may return training's environment again
         if experiment.eval_episodes and (elsewhere or lone):
-            self._open()
-            self._give_back()
+            with self._opened():
+                pass
 
     def fits(self, wall_s: float) -> bool:
         """Whether another evaluation keeps to `eval_max_fraction`, of a run that has taken `wall_s` so far."""
@@ -103,25 +103,21 @@ class Evaluator:
     def evaluate(self) -> Evaluated:
         """Evaluate now; EvaluationStopped if the run is told to stop meanwhile."""
         topology, experiment = self._topology, self._topology.experiment
-        with self.interruptible():
-            vec, make, start = self._open(), topology.eval_policy, time.monotonic()
+        with self.interruptible(), self._opened() as vec:
+            make, episodes, start = topology.eval_policy, experiment.eval_episodes, time.monotonic()
             best, sampled = (
-                play(vec, make, kind, experiment, experiment.eval_episodes, experiment.seed, on_step=self._shower(what))
+                play(vec, make, kind, experiment, episodes, experiment.seed, on_step=self._shower(what))
                 for kind, what in ((True, "evaluating"), (False, "evaluating sampled actions"))
             )
             self._last_s = time.monotonic() - start
-            self._give_back()
         return Evaluated(topology.env_steps, best, sampled, self._self_play)
 
     def report(self, loaded: LoadedPolicy) -> Evaluation:
         """A deterministic evaluation of a saved policy with seeds that did not select it."""
         experiment, seed = self._topology.experiment, report_seed(self._topology.experiment.seed)
         show = self._shower("evaluating the best checkpoint")
-        with self.interruptible():
-            episodes = experiment.eval_episodes
-            result = play(self._open(), loaded.as_policy, True, experiment, episodes, seed, on_step=show)
-            self._give_back()
-            return result
+        with self.interruptible(), self._opened() as vec:
+            return play(vec, loaded.as_policy, True, experiment, experiment.eval_episodes, seed, on_step=show)
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -160,24 +156,29 @@ class Evaluator:
             self._vec.close()
         self._vec = None
 
-    def _give_back(self) -> None:
-        """Leave the slots of simulators that training waits for."""
-        if isinstance(self._vec, LinkVecEnv) and self._vec.borrows:
-            self.close()
-
     def _plans(self) -> bool:
         """Whether evaluations search, which saves and restores environments."""
         topology = self._topology
         policy = topology.algo.eval_policy(topology.model, deterministic=True, rng=np.random.default_rng(0))
         return isinstance(policy, PlanningPolicy)
 
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[VecEnv]:
+        """The environments; slots of simulators that training waits for are left at the end."""
+        vec = self._open()
+        try:
+            yield vec
+        finally:
+            if isinstance(vec, LinkVecEnv) and vec.borrows:
+                self.close()
+
     def _open(self) -> VecEnv:
         if self._vec is None:
             experiment = self._topology.experiment
             self.show("building environments for evaluation")
             self._vec = make_eval_vec(experiment, experiment.eval_episodes, experiment.seed, here=self._plans())
-            self._self_play = link_opponent(experiment) is None and is_self_play(self._vec)
-            if self._self_play:
+            known, self._self_play = self._self_play, link_opponent(experiment) is None and is_self_play(self._vec)
+            if self._self_play and not known:
                 self._note(
                     "no_opponent",
                     "evaluation is self-play, whose returns are not comparable over time: the best checkpoint is the "

@@ -79,6 +79,8 @@ def draw(
         raise UserError(f"A plot must end in .png, got {path}.")
     if smooth < 1:
         raise UserError(f"smooth must be at least 1, got {smooth}.")
+    if threshold is not None and not math.isfinite(threshold):
+        raise UserError(f"threshold must be a finite number, got {threshold:g}.")
     if path.stem == "metrics" and (path.parent / "run.json").exists():
         raise UserError(f"{path} would replace the run's own metrics.csv: give another name.")
     metric = default_metric(runs) if metric is None else metric_name(metric)

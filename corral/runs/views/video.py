@@ -19,7 +19,7 @@ import numpy as np
 
 from corral.acting.policy import Policy, bind_envs
 from corral.config.experiment import Experiment
-from corral.core.errors import UserError
+from corral.core.errors import UserError, describe_error
 from corral.core.gym_env import PassiveWrapper
 from corral.core.types import Array, EnvSpec
 from corral.envs.make import make_vec
@@ -33,6 +33,7 @@ from corral.runs.load import load_policy
 
 _CONSOLE_FPS = 60.0  # of an Atari, regardless of its metadata
 _FPS = 30.0  # default
+_MIN_FPS, _MAX_FPS = 0.1, 1000.0
 _EXTRA = "pip install 'corral-rl[video]'"
 
 
@@ -83,9 +84,11 @@ def record_run(  # noqa: PLR0913 - the options of the command
     path = Path(path)
     if path.suffix.lower() not in (".mp4", ".gif"):
         raise UserError(f"A video must end in .mp4 or .gif, got {path}.")
-    for name, value in (("episodes", episodes), ("seconds", seconds), ("fps", fps)):
-        if value is not None and not value > 0:
+    for name, value in (("episodes", episodes), ("seconds", seconds)):
+        if not value > 0:
             raise UserError(f"{name} must be above 0, got {value:g}.")
+    if fps is not None and not _MIN_FPS <= fps <= _MAX_FPS:
+        raise UserError(f"fps must be between {_MIN_FPS:g} and {_MAX_FPS:g}, got {fps:g}.")
     if seed is not None and seed < 0:
         raise UserError(f"seed must be at least 0, got {seed}.")
     loaded = load_policy(run, checkpoint, device="run")
@@ -110,10 +113,8 @@ def record_policy(
     spec: EnvSpec | None = None,
 ) -> Recording:
     """Record the policy as GIF or H.264 in an MP4, atomically: a frame at the start of an episode and one per step."""
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen
-    choose_gl()
     recording = _RecordedFactory(experiment)
-    with make_vec(recording, 1, "local", role="eval") as vec:
+    with _without_screen(), make_vec(recording, 1, "local", role="eval") as vec:
         if spec is not None:
             require_same_env(vec.spec, spec)
         recording.enabled = False  # do not record environments that a planner builds for itself
@@ -137,6 +138,21 @@ def record_policy(
                     returns.append(running)
                 running = 0.0 if batch.game_over[0] or batch.faulty[0] else running
     return Recording(Path(path), count, rate, tuple(returns))
+
+
+@contextlib.contextmanager
+def _without_screen() -> Iterator[None]:
+    """Let pygame and MuJoCo draw without a screen; what they are told is not left behind for the caller's own."""
+    names = ("SDL_VIDEODRIVER", "MUJOCO_GL")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen
+    choose_gl()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
 
 
 def choose_gl() -> None:
@@ -218,9 +234,10 @@ class _FrameRecorder(PassiveWrapper):
         except gymnasium.error.DependencyNotInstalled as error:
             raise UserError(f"{_name(self)} needs a package to render: {_EXTRA} ({error}).") from error
         except Exception as error:
-            if not _draws_with_mujoco(self):
-                raise
-            raise _no_gl(_name(self), error) from error
+            if _draws_with_mujoco(self):
+                raise _no_gl(_name(self), error) from error
+            why = "it has no render()" if isinstance(error, NotImplementedError) else describe_error(error)
+            raise UserError(f"{_name(self)} cannot be drawn: {why}; correct that first.") from error
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
             got = f"shape {frame.shape} of {frame.dtype}" if isinstance(frame, np.ndarray) else type(frame).__name__
             raise UserError(
@@ -290,6 +307,8 @@ def _writer(path: Path, fps: float) -> Iterator[Callable[[Array], None]]:
         finally:
             if encoder is not None:
                 encoder.close()
+        if encoder is not None and not unfinished.stat().st_size:
+            raise UserError(f"{path} cannot be written: ffmpeg failed, as it says above.")
 
 
 _AS_MP4 = {"codec": "libx264", "quality": 8, "output_params": ["-f", "mp4", "-movflags", "+faststart"]}

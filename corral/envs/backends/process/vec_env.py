@@ -15,6 +15,7 @@ from typing import Any
 
 from corral.core.encoding import decode
 from corral.core.gym_env import EnvFactory
+from corral.core.machine import require_processes
 from corral.core.portable import READABLE, new_poll
 from corral.core.types import Array
 from corral.envs.backends.process.channel import Channel, ChannelClosed, frame
@@ -27,6 +28,7 @@ from corral.runtimes.child import ChildProcess, plug_stdio, start_child
 from corral.runtimes.orphan_reaper import OrphanReaper
 from corral.runtimes.shared_memory import SharedMemory, shared_memory
 
+_WORKER_BYTES = 20_000_000  # an interpreter with NumPy and Gymnasium
 _SEND_S = 30.0  # a frame is small; only a worker that stopped reading could make us wait
 
 
@@ -92,6 +94,7 @@ class ProcessVecEnv(RemoteVecEnv[WorkerHandle]):
     def __init__(
         self, factories: Sequence[EnvFactory], name: str, supervision: Supervision, workers: int, role: str = "train"
     ):
+        require_processes(workers, _WORKER_BYTES, f"{name} with {workers:,} worker processes")
         super().__init__(len(factories), name, supervision, workers, role)
         self._routes = SetCache[list[tuple[WorkerHandle, bytes, int]]](self.num_envs)
         jobs = self._jobs(factories, workers)

@@ -98,6 +98,7 @@ class LinkVecEnv(AsyncVecEnv):
                 free = sum(session.room for session in self._sessions if session.has_room)
                 for member in () if free else self.fleet.members:
                     free += member.lend(most - free)
+                    self._member.borrows = free > 0
                 if free:
                     self._slots = SlotTable(min(most, free))
                     return self._slots.fill(self._sessions)
@@ -105,8 +106,8 @@ class LinkVecEnv(AsyncVecEnv):
 
     @property
     def borrows(self) -> bool:
-        """Whether another VecEnv waits for its slots."""
-        return any(member.waiting() for member in self.fleet.members if member is not self._member)
+        """Whether its slots are lent, or another VecEnv waits for some."""
+        return self._member.borrows or any(each.waiting() for each in self.fleet.members if each is not self._member)
 
     def lend(self, most: int) -> int:
         """Free the slots of idle environments, whose episodes end with a faulty row, until another VecEnv is closed."""
@@ -146,9 +147,8 @@ class LinkVecEnv(AsyncVecEnv):
         return LinkStates(self, memory_mb)
 
     def note_moved(self, env_ids: Array, obs: list[Array], to_play: Array) -> None:
-        rows = self._rows
-        for leaf, value in zip(rows.obs, obs, strict=True):
-            leaf[rows.phase[env_ids], env_ids] = value
+        for leaf, value in zip(self._rows.obs, obs, strict=True):
+            leaf[self._rows.phase[env_ids], env_ids] = value
         self._to_play[env_ids] = to_play
 
     def reset(self, seed: int = 0) -> None:
@@ -235,7 +235,7 @@ class LinkVecEnv(AsyncVecEnv):
             with self.fleet.lock:
                 self._slots.fill(self._sessions)
                 self._start_due()
-        self._timeouts.check(self._slots.unplaced)
+        self._timeouts.check(0 if self.fleet.has_lent(self._member) else self._slots.unplaced)
 
     def _dispatch(self, chosen: IdSet, actions: list[Array]) -> None:
         rows, sets, deadline_s = self._rows, self._in_flight.sets, self._supervision.step_timeout_s
