@@ -120,6 +120,14 @@ def test_more_updates_per_step_count_from_the_resume_on(tmp_path):
     assert np.diff(after).max() <= 4
 
 
+def test_evaluations_can_end_in_a_resumed_run(tmp_path):
+    train("a2c", "CartPole-v1", run_dir=tmp_path, **SMALL | {"eval_episodes": 1})
+    result = resume(tmp_path, steps=128, eval_episodes=0, quiet=True)
+    assert result.steps >= 128
+    assert np.isnan(result.best_report)
+    assert events(tmp_path, "finished")[-1]["env_steps"] >= 128
+
+
 def test_settings_that_cannot_be_built_change_nothing(tmp_path):
     train("a2c", "CartPole-v1", run_dir=tmp_path, **SMALL)
     config = (tmp_path / "config.yaml").read_bytes()
