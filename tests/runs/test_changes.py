@@ -92,6 +92,7 @@ def test_settings_outside_the_layout_may_change(runs, algo, given):
         ("dqn", {"n_step": 3}, "n_step cannot change .* layout"),
         ("dqn", {"dueling": True}, "dueling cannot change .* layout"),
         ("dqn", {"gamma": 0.9}, "gamma cannot change .* layout"),
+        ("impala", {"optimizer": "adam"}, "optimizer cannot change .* state of the other one"),
     ],
 )
 def test_settings_of_the_layout_are_refused(runs, algo, given, words):
