@@ -1,6 +1,7 @@
 """How long a learner waits for its actors."""
 
 import time
+from functools import partial
 
 import corral
 from corral.testing import SlowEnv
@@ -18,8 +19,6 @@ def test_time_without_a_turn_is_no_wait_for_actors(tmp_path, monkeypatch):
                 time.sleep(3.0)
 
     settings = {"topology": "actor_learner", "runtime": "inline", "actors": 1, "num_envs": 1, "num_steps": 16}
-    result = corral.train(
-        "a2c", lambda: SlowEnv(0.05, 0.05), 32, 0, tmp_path, callbacks=[Rest()], eval_episodes=0, quiet=True, backend="local",
-        **settings,
-    )  # fmt: skip
-    assert result.steps >= 32
+    settings |= {"eval_episodes": 0, "quiet": True, "backend": "local"}
+    slow = partial(SlowEnv, 0.05, 0.05)
+    assert corral.train("a2c", slow, 32, 0, tmp_path, callbacks=[Rest()], **settings).steps >= 32
