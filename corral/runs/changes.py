@@ -23,6 +23,7 @@ _NET = ".net."
 _FIXED = {
     **dict.fromkeys(("env", "env_kwargs"), "the checkpoint holds its environments"),
     **dict.fromkeys(("algo", "topology", "actor_learner.replay_shards"), "the checkpoint is laid out by it"),
+    "algorithm.optimizer": "the checkpoint holds the state of the other one",
     "normalize_reward": "the network has learned from rewards of another scale",
     "precision": "it is chosen once for a run",
     **dict.fromkeys(("preset", "seed", "init"), "it only says how a run starts"),

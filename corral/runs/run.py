@@ -112,6 +112,8 @@ class ActiveRun:
 
     def evaluate(self) -> Evaluation:
         self._refuse_in(["on_evaluation"], "evaluate()")
+        if not self.config.eval_episodes:
+            raise UserError("evaluate() plays eval_episodes, which are 0: set at least 1.")
         found = self._evaluator.evaluate()
         self._record(found, None if self._background is None else self._topology.snapshot())
         return found.result
@@ -207,7 +209,7 @@ class ActiveRun:
             self.evaluate_on_schedule(True)
         self.write_metrics()
         self.save(best=math.isfinite(self.best_return) and self.best_step == self.steps)
-        if self.stop_reason is None and math.isfinite(self.best_return):
+        if self.stop_reason is None and math.isfinite(self.best_return) and self.config.eval_episodes:
             with contextlib.suppress(EvaluationStopped):
                 saved = checkpoint.load(self._folder, "best", only=checkpoint.POLICY)
                 self.best_report = self._evaluator.report(LoadedPolicy(self.config, *saved, seed=0, device="run"))

@@ -14,6 +14,7 @@ from typing import Any
 
 from corral.config import presets
 from corral.config.experiment import Experiment
+from corral.core.errors import UserError
 from corral.core.portable import STOP_SIGNALS, signal_main_thread, survive_realtime_signals
 from corral.core.types import EnvSpec
 from corral.nets.network import describe_encoding
@@ -119,7 +120,7 @@ class TrainingLoop:
                 self.began = run.steps > 0
                 raise
             except Exception as error:
-                self.began = run.steps > 0
+                self.began = run.steps > 0 or not isinstance(error, (UserError, MemoryError))
                 with contextlib.suppress(Exception):  # the first error is the one to show
                     self._events.add("failed", f"{type(error).__name__}: {error}", env_steps=run.steps)
                 with contextlib.suppress(Exception):

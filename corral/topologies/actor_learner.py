@@ -106,7 +106,7 @@ class ActorLearner(Topology):
         self._simulator_steps: dict[str, int | None] = {}
         self._lag_max = self._stale = 0
         self._fragment_bytes = 0
-        self._last_fragment_s = time.monotonic()
+        self._last_fragment_s = self._turn_end_s = time.monotonic()
         self._waiting = False
 
     def _make_store(self) -> Store:
@@ -150,6 +150,12 @@ class ActorLearner(Topology):
         return EnvSpec.from_json(described)
 
     def advance(self) -> dict[str, list[float]]:
+        self._last_fragment_s += time.monotonic() - self._turn_end_s  # an evaluation in between is no wait for actors
+        metrics = self._advance()
+        self._turn_end_s = time.monotonic()
+        return metrics
+
+    def _advance(self) -> dict[str, list[float]]:
         self._request_fragments()
         before = self.env_steps
         if self.store.room():

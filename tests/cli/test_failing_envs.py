@@ -69,10 +69,13 @@ def test_suites_are_environments_of_every_command(command, capfd):
     assert "unexpected keyword argument 'environment'" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("env", ["NeverSteps", "NoReward"])
-def test_a_run_that_made_no_step_leaves_no_folder(env, tmp_path, capfd):
-    words = ["--steps", "64", "--run-dir", str(tmp_path / "run"), "--set", "backend=local", "restarts_in_a_row=1"]
-    assert main(["train", "ppo", "--env", f"helpers.failing_envs:{env}", *words]) in (1, 2)
+@pytest.mark.parametrize(
+    "mistake", [["helpers.failing_envs:NoReward", "num_steps=8"], ["CartPole-v1", "num_steps=1e12"]]
+)
+def test_a_mistake_that_shows_in_the_first_steps_leaves_no_folder(mistake, tmp_path, capfd):
+    env, setting = mistake
+    words = ["--steps", "64", "--run-dir", str(tmp_path / "run"), "--set", "backend=local", setting]
+    assert main(["train", "ppo", "--env", env, *words]) == 2
     assert not (tmp_path / "run").exists()
 
 

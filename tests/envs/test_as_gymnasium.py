@@ -196,3 +196,21 @@ def test_a_refused_seed_changes_nothing():
         first, _ = env.reset()
     with corral.make_vec("CartPole-v1", 2, "local", seed=5) as vec:
         np.testing.assert_array_equal(first, vec.as_gymnasium().reset()[0])
+
+
+@pytest.mark.parametrize("mode", ["next_step", "disabled"])
+def test_a_mask_of_all_rows_continues_their_random_numbers(mode):
+    """As one of some rows does, and as Gymnasium's own; a reset without a mask starts with fresh seeds."""
+
+    def firsts(env, seed):
+        found = [env.reset(seed=seed)[0]]
+        for _ in range(4):
+            *_, terminated, truncated, _ = env.step(np.array([0]))
+            while not (terminated | truncated)[0]:
+                *_, terminated, truncated, _ = env.step(np.array([0]))
+            found.append(env.reset(options={"reset_mask": np.array([True])})[0])
+        return np.concatenate(found)
+
+    theirs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")], autoreset_mode=AutoresetMode[mode.upper()])
+    with corral.make_vec("CartPole-v1", 1, "local") as vec:
+        np.testing.assert_array_equal(firsts(vec.as_gymnasium(mode), 7), firsts(theirs, env_seeds(7, "train", 1)))

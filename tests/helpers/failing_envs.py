@@ -67,11 +67,6 @@ class LongReset(CountingEnv):
         return super().reset(**kwargs)
 
 
-class NeverSteps(CountingEnv):
-    def step(self, action):
-        raise ConnectionError("the game server is gone")
-
-
 class NoReward(CountingEnv):
     def step(self, action):
         obs, _, *rest = super().step(action)

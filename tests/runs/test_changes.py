@@ -92,6 +92,7 @@ def test_settings_outside_the_layout_may_change(runs, algo, given):
         ("dqn", {"n_step": 3}, "n_step cannot change .* layout"),
         ("dqn", {"dueling": True}, "dueling cannot change .* layout"),
         ("dqn", {"gamma": 0.9}, "gamma cannot change .* layout"),
+        ("impala", {"optimizer": "adam"}, "optimizer cannot change .* state of the other one"),
     ],
 )
 def test_settings_of_the_layout_are_refused(runs, algo, given, words):
@@ -118,6 +119,14 @@ def test_more_updates_per_step_count_from_the_resume_on(tmp_path):
     after = read_metrics(tmp_path)["learn/version"]
     assert 25 <= after[-1] - before <= 35, "not 3 updates for each of the steps before"
     assert np.diff(after).max() <= 4
+
+
+def test_evaluations_can_end_in_a_resumed_run(tmp_path):
+    train("a2c", "CartPole-v1", run_dir=tmp_path, **SMALL | {"eval_episodes": 1})
+    result = resume(tmp_path, steps=128, eval_episodes=0, quiet=True)
+    assert result.steps >= 128
+    assert np.isnan(result.best_report)
+    assert events(tmp_path, "finished")[-1]["env_steps"] >= 128
 
 
 def test_settings_that_cannot_be_built_change_nothing(tmp_path):

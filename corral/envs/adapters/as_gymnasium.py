@@ -87,6 +87,8 @@ class AsGymnasium(gymnasium.vector.VectorEnv[Any, Any, Any]):
     vector environments, because they do not transform `final_obs`: use `as_gymnasium(autoreset="next_step")`.
     """
 
+    _takes_masks = False  # of environments to reset
+
     def __init__(self, vec: VecEnv, mode: AutoresetMode = AutoresetMode.SAME_STEP):
         self.vec, self.num_envs = vec, vec.num_envs
         self._all_ids = np.arange(self.num_envs)
@@ -112,7 +114,7 @@ class AsGymnasium(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._require_free("reset_async")
         options = dict(options or {})
         mask = _checked_mask(options.pop("reset_mask"), self.num_envs) if "reset_mask" in options else None
-        if mask is not None and mask.all():
+        if mask is not None and mask.all() and not (self._started and self._takes_masks):
             mask = None
         if isinstance(seed, (list, tuple, np.ndarray)):
             seed = self._checked_seeds(list(seed))
@@ -275,6 +277,8 @@ class HeldRows(AsGymnasium):
     disabled, `reset(options={"reset_mask": ended})` does. `infos` has `raw_reward`, `game_over` and `faulty` of each
     step (see `AsGymnasium`), and the chosen infos of the step or of the reset.
     """
+
+    _takes_masks = True
 
     def __init__(self, vec: VecEnv, mode: AutoresetMode = AutoresetMode.NEXT_STEP):
         super().__init__(vec, mode)
