@@ -25,7 +25,7 @@ from corral.core.types import Array, EnvSpec
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike, resolve
 from corral.envs.suites.atari import AtariSuite
-from corral.envs.suites.pixels import PixelSuite
+from corral.envs.suites.pixels import NO_SCREEN, PixelSuite
 from corral.envs.vec_env import VecEnv
 from corral.runs.evaluation.evaluate import acting_seed, with_env
 from corral.runs.folder import atomic_path, require_same_env
@@ -33,6 +33,7 @@ from corral.runs.load import load_policy
 
 _CONSOLE_FPS = 60.0  # of an Atari, regardless of its metadata
 _FPS = 30.0  # default
+_TINY, _ENLARGED = 32, 256  # longer side of frames in pixels: MinAtar's frames have 10 x 10
 _EXTRA = "pip install 'corral-rl[video]'"
 
 
@@ -110,7 +111,7 @@ def record_policy(
     spec: EnvSpec | None = None,
 ) -> Recording:
     """Record the policy as GIF or H.264 in an MP4, atomically: a frame at the start of an episode and one per step."""
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen
+    os.environ.setdefault("SDL_VIDEODRIVER", NO_SCREEN)  # pygame would look for a screen
     choose_gl()
     recording = _RecordedFactory(experiment)
     with make_vec(recording, 1, "local", role="eval") as vec:
@@ -221,13 +222,23 @@ class _FrameRecorder(PassiveWrapper):
             if not _draws_with_mujoco(self):
                 raise
             raise _no_gl(_name(self), error) from error
-        if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
-            got = f"shape {frame.shape} of {frame.dtype}" if isinstance(frame, np.ndarray) else type(frame).__name__
-            raise UserError(
-                f"{_name(self)} cannot be recorded: with render_mode='rgb_array', render() must return uint8 "
-                f"[height, width, 3], got {got}."
-            )
-        return np.array(frame)
+        return _as_picture(frame, _name(self))
+
+
+def _as_picture(frame: Any, name: str) -> Array:
+    """A copy of what `render()` returned, as bytes: floats from 0 to 1 are scaled, and tiny frames enlarged."""
+    array: Array = frame if isinstance(frame, np.ndarray) else np.zeros(0)
+    if array.ndim == 3 and array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:
+        array = np.round(255 * array).astype(np.uint8)
+    if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8:
+        got = f"shape {frame.shape} of {frame.dtype}" if isinstance(frame, np.ndarray) else type(frame).__name__
+        raise UserError(
+            f"{name} cannot be recorded: with render_mode='rgb_array', render() must return uint8 "
+            f"[height, width, 3], got {got}."
+        )
+    side = max(array.shape[:2])
+    times = _ENLARGED // side if 0 < side <= _TINY else 1
+    return np.array(array.repeat(times, axis=0).repeat(times, axis=1))
 
 
 def _draws_with_mujoco(env: gymnasium.Env[Any, Any]) -> bool:
