@@ -26,6 +26,7 @@ def main(sock: socket.socket, job: SharedMemory) -> None:
     """Serve one handle until it sends CLOSE or disconnects."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     logging.getLogger("corral").setLevel(logging.WARNING)  # informational messages of many processes are noise
+    logging.getLogger("corral").propagate = False  # printed as usual, even if a package sets up logging
     connection = Connection(sock, None)
     mailbox = Mailbox()
     calls: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()  # bounded by the waiting callers
