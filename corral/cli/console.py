@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +51,10 @@ def write_json(path: Path, report: Mapping[str, Any]) -> None:
         path.write_text(json.dumps(report, indent=2) + "\n")
     except OSError as error:
         raise UserError(f"The results cannot be written to {path}: {error.strerror}.") from error
+
+
+def number_format(*values: float) -> Callable[[float], str]:
+    """How to write numbers like these: one decimal, or more where returns are small, such as MiniGrid's below 1."""
+    size = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    decimals = 1 if size >= 10 or size == 0 else max(2, 2 - math.floor(math.log10(size)))
+    return lambda value: f"{value:.{decimals}f}"

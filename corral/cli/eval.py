@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -134,7 +135,7 @@ def _print(
 ) -> None:  # fmt: skip
     from rich.table import Table
 
-    from corral.cli.console import make_console
+    from corral.cli.console import make_console, number_format
 
     experiment, console = loaded.experiment, make_console()
     count = len(next(iter(results.values())).returns)
@@ -148,13 +149,14 @@ def _print(
     table = Table(
         "actions", "mean return", "std", "95 % interval", "min", "max", "length", box=None, padding=(0, 2, 0, 0)
     )
+    show = number_format(*chain.from_iterable(result.returns for result in results.values()))
     for name, result in results.items():
         low, high = result.mean - result.half_width, result.mean + result.half_width
-        interval = "unknown" if count == 1 else f"{low:.1f} to {high:.1f}"
+        interval = "unknown" if count == 1 else f"{show(low)} to {show(high)}"
         lengths = result.lengths
         table.add_row(
-            name, f"{result.mean:.1f}", f"{result.std:.1f}", interval, f"{min(result.returns):.1f}",
-            f"{max(result.returns):.1f}", f"{sum(lengths) / count:.0f} ({min(lengths)} to {max(lengths)})",
+            name, show(result.mean), show(result.std), interval, show(min(result.returns)),
+            show(max(result.returns)), f"{sum(lengths) / count:.0f} ({min(lengths)} to {max(lengths)})",
         )  # fmt: skip
     console.print(table)
     against = opponent or experiment.eval_env_kwargs.get("opponent")
@@ -165,6 +167,6 @@ def _print(
     if loaded.evaluation is not None and opponent is None and recorded:
         count = len(loaded.evaluation["returns"])
         console.print(
-            f"Recorded by the run: mean return {loaded.evaluation['mean']:.1f} "
+            f"Recorded by the run: mean return {show(loaded.evaluation['mean'])} "
             f"over {count} episode{'s' * (count != 1)}, deterministic"
         )

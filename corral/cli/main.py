@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
 from corral.core.errors import EnvFailed, RunFailed, Terminated, UserError
+from corral.core.log import own_format
 from corral.core.portable import STOP_SIGNALS
 
 Commands = Mapping[str, tuple[str, str]]
@@ -46,7 +47,7 @@ COMMANDS: Commands = {
 def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS, prog: str = "corral") -> int:
     """Run one command; returns its exit code: 0 done, 1 failed, 2 user error, 130 interrupted, 143 ended by SIGTERM."""
     try:
-        with _sigterm_unwinds():
+        with _sigterm_unwinds(), own_format():
             return _dispatch(list(sys.argv[1:] if argv is None else argv), commands, prog)
     except (UserError, EnvFailed, RunFailed) as error:
         print(f"{prog}: {error}", file=sys.stderr)

@@ -65,7 +65,8 @@ def _sentence(box: str) -> str:
 def _unknown(parsed: Any, unknown: Sequence[str], prog: str) -> str:
     option = next((token for token in unknown if token.startswith("-")), None)
     if option is None:
-        return f"`{prog}` got an unexpected argument {unknown[0]!r}; see `{prog} --help`."
+        hint = f"write --env {unknown[0]}." if hasattr(parsed, "algo") else f"see `{prog} --help`."
+        return f"`{prog}` got an unexpected argument {unknown[0]!r}; {hint}"
     option = option.partition("=")[0]
     fields = dataclasses.fields(parsed)
     options = ["--" + field.name.replace("_", "-") for field in fields if "Positional" not in str(field.type)]

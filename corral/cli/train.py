@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from corral.algos.registry import ALGORITHMS
+from corral.cli.console import number_format
 from corral.cli.options import Callbacks, EnvKwargs, Flag, Number, Quiet, Settings, Sinks, parse_env_kwargs
 from corral.config.overrides import read_value, split_items
 from corral.core.errors import UserError
@@ -146,11 +147,12 @@ def print_result(result: Result) -> None:
     stopped = "stopped after " if result.stopped else ""
     reason = f": {result.stop_reason}" if result.stop_reason else ""
     count = result.eval_episodes
-    score = f"mean return {result.eval_return:.1f} over {count} episode{'s' * (count != 1)}"
+    show = number_format(result.eval_return, result.best_return, result.best_report)
+    score = f"mean return {show(result.eval_return)} over {count} episode{'s' * (count != 1)}"
     if not math.isnan(result.best_return):
-        score += f"; best {result.best_return:.1f} after {result.best_step:,} steps"
+        score += f"; best {show(result.best_return)} after {result.best_step:,} steps"
     if not math.isnan(result.best_report):
-        score += f", {result.best_report:.1f} in episodes that did not select it"
+        score += f", {show(result.best_report)} in episodes that did not select it"
     resume = f"corral resume {path}" + ("" if result.stopped else f" --steps {2 * result.steps}")
     print(f"Run: {path}, {stopped}{result.steps:,} steps in {result.wall_s:.1f} s{reason}")
     print(f"Evaluation: {'none' if math.isnan(result.eval_return) else score}")

@@ -111,10 +111,12 @@ def to_plain(config: Any) -> dict[str, Any]:
     """The settings as nested dicts, lists and plain values, for YAML and JSON."""
     plain: dict[str, Any] = {}
     for field in dataclasses.fields(config):
+        if "live" in field.metadata:  # such as a factory, which may be a dataclass itself
+            continue
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             plain[field.name] = to_plain(value)
-        elif "live" not in field.metadata:
+        else:
             plain[field.name] = list(value) if isinstance(value, tuple) else value
     return plain
 

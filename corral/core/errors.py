@@ -49,4 +49,5 @@ def describe_error(error: BaseException) -> str:
         places.append(f"called at {own[-1].filename}:{own[-1].lineno}")
     lines = str(error).strip().splitlines()
     place = f" ({'; '.join(places)})" if places else ""
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}{place}"
+    source = frames[-1].line if frames else None  # such as the condition of an assert
+    return f"{type(error).__name__}: {lines[0] if lines else source or 'no message'}{place}"

@@ -17,7 +17,7 @@ class _DefaultHandler(logging.Handler):
     """Prints to stderr unless the program has set up logging itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not logging.getLogger().handlers:
+        if not logging.getLogger().handlers or not logging.getLogger("corral").propagate:
             with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be closed
                 sys.stderr.write(f"corral: {self.format(record)}\n")
 
@@ -28,6 +28,18 @@ def show_by_default() -> None:
     if not logger.handlers:
         logger.addHandler(_DefaultHandler())
         logger.setLevel(logging.INFO)
+
+
+@contextlib.contextmanager
+def own_format() -> Iterator[None]:
+    """Within the block, messages are printed as usual even if a package, such as dm_control, sets up logging."""
+    logger = logging.getLogger("corral")
+    before = logger.propagate
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.propagate = before
 
 
 @contextlib.contextmanager

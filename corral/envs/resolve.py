@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import difflib
+import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
 from corral.core.errors import EnvNotStarted, UserError
-from corral.core.gym_env import EnvFactory, explain
+from corral.core.gym_env import OLD_GYM, EnvFactory, explain
 from corral.core.imports import import_named
 from corral.envs import suites
 from corral.envs.adapters.old_gym import OldGym
@@ -28,9 +31,19 @@ _PLUGINS = {
     "two-way-": "highway_env", "lane-keeping-": "highway_env",
     "Fetch": "gymnasium_robotics", "Hand": "gymnasium_robotics", "AntMaze": "gymnasium_robotics",
     "PointMaze": "gymnasium_robotics", "Adroit": "gymnasium_robotics", "FrankaKitchen": "gymnasium_robotics",
-    "PyFlyt/": "PyFlyt.gym_envs", "Meta-World/": "metaworld",
+    "PyFlyt/": "PyFlyt.gym_envs", "Meta-World/": "metaworld", "dm_control/": "shimmy", "MinAtar/": "minatar.gym",
 }  # fmt: skip
-"""Beginning of an id -> package whose import registers it in Gymnasium."""
+"""Beginning of an id -> module whose import, or `register_envs()`, registers it in Gymnasium."""
+_INSTALL = {
+    "mo_gymnasium": "mo-gymnasium", "highway_env": "highway-env", "gymnasium_robotics": "gymnasium-robotics",
+    "shimmy": "'shimmy[dm-control]'", "pettingzoo": "'corral-rl[games]'",
+    **{name: name for name in ("minigrid", "miniworld", "PyFlyt", "metaworld", "minatar", "crafter")},
+}  # fmt: skip
+"""Package of environments -> what to give to `pip install`."""
+_PETTINGZOO = (
+    "PettingZoo's two-player games are --env corral.envs.suites.games:PettingZoo --env-kwargs game={game}, "
+    "for alphazero"
+)
 
 EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
 
@@ -81,7 +94,10 @@ def resolve(env: EnvLike, kwargs: Mapping[str, Any] | None = None) -> Resolved:
     if callable(env):
         name = getattr(env, "name", None) or getattr(env, "__qualname__", None) or type(env).__name__
         return Resolved(name, _from_callable(env, kwargs) if kwargs else env)
-    raise UserError(f"{env!r} is not an environment: pass a Gymnasium id, 'module:Class', or a factory.")
+    raise UserError(
+        f"{env!r} is not an environment: pass a Gymnasium id, 'module:Class', or a factory"
+        + (f"; {OLD_GYM}." if hasattr(env, "step") else ".")
+    )
 
 
 def _from_string(text: str, kwargs: dict[str, Any]) -> Resolved:
@@ -96,7 +112,11 @@ def _from_string(text: str, kwargs: dict[str, Any]) -> Resolved:
         if callable(target):
             _require_maker(target, text)
             return Resolved(text, _from_callable(target, kwargs))
+        if attribute not in gymnasium.registry and callable(register := getattr(module, "register_envs", None)):
+            register()
         if attribute not in gymnasium.registry:
+            if isinstance(target, ModuleType) and target.__name__.startswith("pettingzoo."):
+                raise UserError(f"{text} is a module; {_PETTINGZOO.format(game=attribute)}.")
             if target is not None:
                 raise UserError(f"{text} is of type {type(target).__name__}, not a class or function of environments.")
             close = difflib.get_close_matches(attribute, [n for n in dir(module) if not n.startswith("_")], 3)
@@ -154,10 +174,10 @@ def find_spec(env_id: str) -> GymSpec:
         close = difflib.get_close_matches(env_id.lower(), list(ids), 3, 0.6)
         hint = f" Close: {', '.join(ids[name] for name in close)}." if close else ""
         module = next((module for start, module in _PLUGINS.items() if env_id.startswith(start)), "")
-        if module:  # whose import registers it
-            raise UserError(
-                f"No environment {env_id!r}; it may be in {module}: install that, and use {module}:{env_id}."
-            ) from error
+        if module:
+            raise UserError(f"No environment {env_id!r}; {_where(module)} {module}:{env_id}.") from error
+        if re.search(r"\w_v\d+$", env_id):
+            raise UserError(f"No environment {env_id!r}; {_PETTINGZOO.format(game=env_id)}.") from error
         raise UserError(
             f"No environment {env_id!r}.{hint} `corral list envs` shows all; give your own as module:Class, and an id "
             "that a package registers as module:ID."
@@ -170,18 +190,34 @@ def find_spec(env_id: str) -> GymSpec:
     return spec
 
 
+def _where(module: str) -> str:
+    package = module.partition(".")[0]
+    if importlib.util.find_spec(package) is not None:
+        return "name the package that registers it:"
+    return f"it may be in {module} (pip install {_INSTALL[package]}): install that, and use"
+
+
+def _how_to_import(module: str) -> str:
+    package = module.partition(".")[0]
+    if package in _INSTALL and importlib.util.find_spec(package) is None:
+        return f"pip install {_INSTALL[package]}"
+    return "check the name and that it is on the Python path"
+
+
 def _not_imported(wanted: str, error: Exception) -> EnvNotStarted:
     return EnvNotStarted(f"{wanted!r} cannot be imported: {explain(error, '; correct that first')}.")
 
 
-def import_module(module: str, wanted: str, hint: str = "check the name and that it is on the Python path") -> Any:
+def import_module(module: str, wanted: str, hint: str = "") -> Any:
     """Import the module of something that a user named; UserError if there is none."""
     try:
         return import_named(module)
     except ModuleNotFoundError as error:
         if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
             raise _not_imported(wanted, error) from error
-        raise UserError(f"{wanted!r} needs the module {module!r}, which cannot be imported; {hint}.") from error
+        raise UserError(
+            f"{wanted!r} needs the module {module!r}, which cannot be imported; {hint or _how_to_import(module)}."
+        ) from error
     except UserError:
         raise
     except Exception as error:

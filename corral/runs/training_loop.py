@@ -34,6 +34,7 @@ from corral.runs.sinks.base import MetricSinks
 from corral.topologies.base import StoppedWaiting, Topology, make_topology
 
 log = logging.getLogger("corral.runs")
+_MUCH_MORE = 1.1  # times the steps that a run was asked for
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,10 @@ class TrainingLoop:
         count, config = run.evaluations_left_out, run.config
         if not count:
             return
-        why = f"they would have taken more than {100 * config.eval_limit:g} % of the time: set eval_every to have all"
+        which = "they" if count > 1 else "it"
+        why = (
+            f"{which} would have taken more than {100 * config.eval_limit:g} % of the time: set eval_every to have all"
+        )
         if config.eval_background:
             why = "the one before was still running: set a larger eval_every"
         self._note("evaluations_left_out", f"{count} evaluation{'s' * (count != 1)} left out, because {why}")
@@ -239,7 +243,7 @@ class TrainingLoop:
         lines = [
             f"{experiment.algo} on {experiment.env}, "
             f"{presets.describe(experiment.algo, experiment.preset, experiment.steps)}",
-            f"{experiment.steps:,} steps, seed {experiment.seed}, {experiment.num_envs} environments",
+            f"{self._planned_steps()}, seed {experiment.seed}, {experiment.num_envs} environments",
             f"network of {params:,} weights on {topology.learner.device}, "
             f"{topology.precision.name} ({topology.precision.why})",
             topology.thread_plan,
@@ -256,6 +260,16 @@ class TrainingLoop:
                 self._note(_LOCAL, _NOT_IMPORTABLE[kind])
         if self._callbacks.uses("on_rollout") and not topology.sees_rollouts:
             self._note("no_rollouts", f"on_rollout is not called: {experiment.topology} trajectories stay in workers")
+
+    def _planned_steps(self) -> str:
+        """Steps of the run; those of whole rollouts, where they are clearly more than it was asked for."""
+        experiment, algo = self._experiment, self._topology.algo
+        text, rollout = f"{experiment.steps:,} steps", algo.fragment_steps(experiment.num_envs)
+        rows = rollout * experiment.num_envs
+        whole = math.ceil(experiment.steps / rows) * rows
+        if experiment.topology != "sync" or whole < _MUCH_MORE * experiment.steps:
+            return text
+        return f"{text}, rounded up to {whole:,} by whole rollouts of {rollout:,} x {experiment.num_envs}"
 
     def _warn_of_masks(self) -> None:
         """Say once if environments show masks of their legal actions and the algorithm ignores them."""

@@ -28,6 +28,7 @@ def main(sock: socket.socket, job: SharedMemory) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     survive_realtime_signals()
     logging.getLogger("corral").setLevel(logging.WARNING)  # informational messages of many processes are noise
+    logging.getLogger("corral").propagate = False  # printed as usual, even if a package sets up logging
     connection = Connection(sock, None)
     mailbox = Mailbox()
     calls: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()  # bounded by the waiting callers

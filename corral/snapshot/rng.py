@@ -28,7 +28,15 @@ def find_generators(env: Env) -> Generators:
         for name, value in vars(layer).items():
             if is_generator(type(value)):
                 found[f"{depth}.{name}"] = value
-            elif isinstance(value, spaces.Space):
+    return found | find_space_generators(env)
+
+
+def find_space_generators(env: Env) -> Generators:
+    """Those of `find_generators` that belong to spaces."""
+    found: Generators = {}
+    for depth, layer in enumerate(layers(env)):
+        for name, value in vars(layer).items():
+            if isinstance(value, spaces.Space):
                 for path, space in inner_spaces(f"{depth}.{name}", value):
                     if space._np_random is not None:  # the property would make one
                         found[path] = space._np_random

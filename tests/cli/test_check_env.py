@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+
 import gymnasium
 import pytest
 from helpers.faulty_envs import Good
@@ -118,3 +120,13 @@ def test_bad_input_is_a_user_error(env, options, words):
     with pytest.raises(UserError, match=words.replace("(", r"\(")) as caught:
         check_env(env, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_what_swig_warns_of_is_not_the_environments_fault():
+    def make():
+        warnings.warn("builtin type SwigPyPacked has no __module__ attribute", DeprecationWarning, stacklevel=1)
+        warnings.warn("the floor is slippery", stacklevel=1)
+        return Good()
+
+    (found,) = [each for each in check_env(make, steps=10) if each.name == "its warnings"]
+    assert found.detail == "the floor is slippery"

@@ -8,11 +8,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import gymnasium
 import psutil
 import pytest
 
+import corral
 from corral.cli.main import main
+from corral.core.errors import UserError
+from corral.envs.resolve import resolve
 from corral.runs.checkpoints import checkpoint
 from corral.runs.folder import RunFolder
 
@@ -47,9 +52,29 @@ def test_an_env_that_cannot_start_is_one_sentence(name, backend, capfd, tmp_path
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ("MiniGrid-Empty-8x8-v0", "install that, and use minigrid:MiniGrid-Empty-8x8-v0"),
+        ("MiniGrid-Empty-8x8-v0", "(pip install minigrid): install that, and use minigrid:MiniGrid-Empty-8x8-v0"),
         ("FetchReach-v4", "use gymnasium_robotics:FetchReach-v4"),
-        ("highway-v0", "use highway_env:highway-v0"),
+        (
+            "highway-v0",
+            "it may be in highway_env (pip install highway-env): install that, and use highway_env:highway-v0",
+        ),
+        (
+            "dm_control/cartpole-balance-v0",
+            "(pip install 'shimmy[dm-control]'): install that, and use shimmy:dm_control/",
+        ),
+        ("MinAtar/Breakout-v1", "use minatar.gym:MinAtar/Breakout-v1"),
+        (
+            "minigrid:MiniGrid-Empty-8x8-v0",
+            "needs the module 'minigrid', which cannot be imported; pip install minigrid",
+        ),
+        (
+            "connect_four_v3",
+            "--env corral.envs.suites.games:PettingZoo --env-kwargs game=connect_four_v3, for alphazero",
+        ),
+        (
+            "pettingzoo.classic:connect_four_v3",
+            "is a module; PettingZoo's two-player games are --env corral.envs.suites",
+        ),
         ("Nonsense-v0", "an id that a package registers as module:ID"),
         ("Hopper-v2", "have been moved to the gymnasium-robotics project"),
     ],
@@ -136,3 +161,28 @@ def test_a_signal_ends_the_wait_for_a_later_reset(backend, tmp_path):
     state, meta = checkpoint.load(RunFolder.open(tmp_path / "run"))
     assert meta["step"] > 0, "saved although no environment answers"
     assert state["trainer"]["sampler"] is None
+
+
+def test_a_package_that_is_installed_is_only_to_be_named(monkeypatch):
+    monkeypatch.setattr("corral.envs.resolve.importlib.util.find_spec", lambda name: object())
+    with pytest.raises(UserError, match="'highway-v0'; name the package that registers it: highway_env:highway-v0"):
+        resolve("highway-v0")
+
+
+def test_ids_that_register_envs_registers_are_found(monkeypatch):
+    def register():
+        gymnasium.register("Late/Cart-v0", "gymnasium.envs.classic_control:CartPoleEnv")
+
+    monkeypatch.setitem(sys.modules, "late_ids", SimpleNamespace(register_envs=register))
+    try:
+        env = resolve("late_ids:Late/Cart-v0").factory()
+        assert env.spec.id == "Late/Cart-v0"
+    finally:
+        gymnasium.registry.pop("Late/Cart-v0", None)
+
+
+def test_an_assert_without_message_shows_its_condition(tmp_path, monkeypatch):
+    (tmp_path / "strict_env.py").write_text("def make(joints=0):\n    assert joints > 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"AssertionError: assert joints > 2 \(.*strict_env.py:2, in make"):
+        corral.make_vec("strict_env:make", 1, "local")

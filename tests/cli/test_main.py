@@ -96,6 +96,7 @@ def test_version():
         (["list", "envs", "--filtr", "x"], ["did you mean --filter?"]),
         (["doctor", "--fast"], ["has no option --fast"]),
         (["join", "grpc://h:1"], ["No command 'join'", "corral serve ENV --connect URL"]),
+        (["train", "ppo", "CartPole-v1"], ["got an unexpected argument 'CartPole-v1'; write --env CartPole-v1."]),
         (["train", "ppo", "--lr", "1e-3"], ["has no option --lr; write --set learning_rate=..."]),
         (["train", "ppo", "--learning-rate", "1"], ["has no option --learning-rate; write --set learning_rate=..."]),
         (["train", "ppo", "--total-timesteps", "9"], ["has no option --total-timesteps; did you mean --steps?"]),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from corral.algos.registry import ALGORITHMS
-from corral.cli.console import print_table
+from corral.cli.console import number_format, print_table
 from corral.cli.list import ListAlgos, ListPresets
 from corral.cli.main import main
 from corral.cli.options import parse
@@ -18,6 +19,7 @@ from corral.cli.resume import Resume
 from corral.cli.train import Train, print_result
 from corral.config.presets import all_presets
 from corral.core.errors import UserError
+from corral.runs.train import train as run_train
 from corral.runs.training_loop import Result
 
 HERE = Path(__file__).parent
@@ -163,7 +165,7 @@ def test_options_and_files_reach_the_run(tmp_path, monkeypatch, capsys):
         (Result(Path("x"), 10, 2.0, float("nan"), 5), ["x, 10 steps", "Evaluation: none", "resume x --steps 20"]),
         (
             Result(Path("x"), 10, 2.0, 1.0, 5, eval_episodes=1, stopped=True, stop_reason="it is good enough"),
-            ["stopped after 10 steps in 2.0 s: it is good enough", "1.0 over 1 episode", "corral resume x"],
+            ["stopped after 10 steps in 2.0 s: it is good enough", "1.00 over 1 episode", "corral resume x"],
         ),
     ],
 )
@@ -174,6 +176,38 @@ def test_result_names_folder_score_and_next_commands(capsys, result, lines):
     for words, line in zip(lines, printed, strict=True):
         assert words in line
     assert printed[2].endswith("resume x") == result.stopped
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [(240, "240 steps, rounded up to 400 by whole rollouts of 50 x 4, seed 0"), (390, "390 steps, seed 0")],
+)
+def test_steps_rounded_up_by_whole_rollouts_are_said(tmp_path, caplog, steps, said):
+    settings = {"preset": "none", "num_envs": 4, "num_steps": 50, "eval_episodes": 0}
+    with caplog.at_level(logging.INFO, "corral.runs"):
+        run_train("ppo", "CartPole-v1", steps, run_dir=tmp_path / "run", **settings)
+    assert any(message.startswith(said) for message in caplog.messages)
+
+
+def test_a_package_that_sets_up_logging_changes_no_message(tmp_path):
+    (tmp_path / "noisy.py").write_text(
+        "import logging, gymnasium\n"
+        "logging.basicConfig(format='NOISE %(message)s')\n"
+        "def make():\n    return gymnasium.make('CartPole-v1')\n"
+    )
+    args = "train ppo --env noisy:make --preset none --num-envs 2 --steps 32 --set num_steps=16 eval_episodes=0"
+    done = corral(*args.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "corral: ppo on noisy:make" in done.stderr
+    assert "NOISE" not in done.stderr
+
+
+def test_small_returns_have_more_decimals(capsys):
+    print_result(Result(Path("x"), 10, 2.0, 0.9613, 5, best_return=0.9487, best_step=9, eval_episodes=5))
+    assert "mean return 0.961 over 5 episodes; best 0.949 after 9 steps" in capsys.readouterr().out
+    assert [number_format(size)(size) for size in (0.0, 0.00342, 7.541, 12.34, -145.27)] == [
+        "0.0", "0.00342", "7.54", "12.3", "-145.3",
+    ]  # fmt: skip
 
 
 def test_lists_have_one_line_each_when_piped(capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import namedtuple
 from types import SimpleNamespace
 
 import gymnasium
@@ -14,6 +15,7 @@ from helpers.old_envs import WALK_SPACES, AdaptedWalk, FiveValues, SeededWalk, W
 import corral
 from corral.cli.main import main
 from corral.envs.adapters.old_gym import _announced
+from corral.testing import check_env
 
 old_gym = corral.envs.old_gym
 
@@ -80,6 +82,47 @@ def test_spaces_of_the_gym_package_are_converted():
     assert made.action_space == spaces.Discrete(2)
     with pytest.raises(corral.UserError, match="pass a space of gymnasium"):
         old_gym(Walk, observation_space=3)
+
+
+def test_imitations_of_gyms_spaces_are_converted():
+    box = namedtuple("BoxSpace", "low high shape dtype")(0, 255, (4, 4, 3), np.uint8)  # as Crafter has without gym
+    made = old_gym(Walk, observation_space=box, action_space=namedtuple("DiscreteSpace", "n")(5))
+    assert made.observation_space == spaces.Box(0, 255, (4, 4, 3), np.uint8)
+    assert made.action_space == spaces.Discrete(5)
+
+
+def test_a_space_of_the_class_that_is_none_names_the_remedy():
+    odd = type("Odd", (Walk,), {"observation_space": 7, "action_space": spaces.Discrete(2)})
+    with pytest.raises(corral.UserError, match=r"the space 7: pass a space .*spaces, old_gym\(Odd, observation_space="):
+        old_gym(odd)()
+
+
+def test_a_class_without_render_says_so(tmp_path):
+    corral.train("ppo", AdaptedWalk, 64, run_dir=tmp_path / "run", num_envs=2, num_steps=16, quiet=True)
+    with pytest.raises(corral.UserError, match=r"Walk has no render\(\): add one that returns uint8"):
+        corral.record(tmp_path / "run", tmp_path / "x.gif", env=AdaptedWalk)
+
+
+def test_an_adapted_class_trains_as_an_object(tmp_path):
+    result = corral.train("ppo", AdaptedWalk, 64, run_dir=tmp_path / "run", num_envs=2, num_steps=16, quiet=True)
+    assert result.steps == 64
+    assert corral.resume(tmp_path / "run", steps=96, env=AdaptedWalk, quiet=True).steps == 96
+
+
+def test_an_old_class_without_seeds_is_a_warning():
+    class Restless(Walk):
+        def __init__(self):
+            super().__init__()
+            self.generator = np.random.default_rng()
+
+        def reset(self):
+            super().reset()
+            self.x = self.generator.random()
+            return np.array([self.x], np.float32)
+
+    found = {each.name: each for each in check_env(old_gym(Restless, **WALK_SPACES), steps=20)}
+    assert found["determinism"].status == "warn"
+    assert "neither seed() nor reset(seed)" in found["determinism"].detail
 
 
 def test_missing_spaces_are_named():

@@ -36,6 +36,15 @@ class OwnGeneratorEnv(UnseededEnv):
         return self._own.random()
 
 
+class NewSpacesEnv(WindyEnv):
+    """Makes new spaces in every reset and samples from them, as highway-env does."""
+
+    def reset(self, *, seed=None, options=None):
+        self.action_space = type(self)().action_space
+        obs, info = super().reset(seed=seed)
+        return obs, info | {"action": self.action_space.sample()}
+
+
 def lives(length=4):
     return ClipReward(EpisodicLife(LivesEnv(length)))
 
@@ -55,6 +64,7 @@ ENVS = {
     "np_random": WindyEnv,
     "counting": partial(CountingEnv, 5, "mixed"),
     "tree": TreeEnv,
+    "new spaces": NewSpacesEnv,
     "lives": lives,
     "no-ops": noops,
     "time limit": partial(limited, WindyEnv),

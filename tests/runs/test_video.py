@@ -11,7 +11,7 @@ import pytest
 import corral
 from corral.core.errors import UserError
 from corral.runs.views import video
-from corral.runs.views.video import choose_gl, record_run
+from corral.runs.views.video import _as_picture, choose_gl, record_run
 
 PPO = {"num_envs": 2, "preset": "none", "quiet": True, "num_steps": 8, "num_minibatches": 1, "eval_episodes": 0}
 
@@ -159,3 +159,23 @@ def test_mujoco_is_filmed_without_a_display(tmp_path, monkeypatch):
         assert record_run(tmp_path / "run", tmp_path / "x.mp4", seconds=0.1).frames > 0
     finally:
         os.environ.pop("MUJOCO_GL", None)
+
+
+@pytest.mark.parametrize("value", [0.25, 0.5])
+def test_small_frames_of_floats_are_enlarged_and_scaled(value):
+    picture = _as_picture(np.full((10, 12, 3), value), "X")
+    assert (picture.shape, picture.dtype, int(picture[0, 0, 0])) == ((210, 252, 3), np.uint8, round(255 * value))
+    with pytest.raises(UserError, match=r"X cannot be recorded: .* got shape \(10, 12, 3\) of float64"):
+        _as_picture(np.full((10, 12, 3), 2.0), "X")
+
+
+def test_pygame_without_a_screen_is_not_told_dummy(tmp_path, monkeypatch):
+    monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
+    corral.train("ppo", "tests.runs.test_video:Lamp", 32, 0, tmp_path / "run", **PPO)
+    record_run(tmp_path / "run", tmp_path / "x.gif")
+    assert os.environ.pop("SDL_VIDEODRIVER") == "dummy,offscreen", "highway-env draws nothing if it is dummy"
+    pygame = pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy,offscreen")
+    pygame.display.init()
+    assert pygame.display.get_driver() in ("dummy", "offscreen")
+    pygame.display.quit()

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces as gs
 
 from corral.core.errors import UserError
@@ -88,6 +89,7 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
             "render_fps": metadata.get("render_fps") or metadata.get("video.frames_per_second") or 30,
         }
         self._reset_takes_seed = _takes(old.reset, "seed")
+        self.seedless = not self._reset_takes_seed and not callable(getattr(old, "seed", None))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -109,6 +111,8 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         return obs, reward, bool(done) and not truncated, truncated, info
 
     def render(self) -> Any:
+        if not callable(getattr(self.old, "render", None)):
+            raise UserError(f"{self._name} has no render(): add one that returns uint8 [height, width, 3].")
         if _takes(self.old.render, "mode"):
             return self.old.render(mode=self.render_mode or "rgb_array")
         return self.old.render()
@@ -121,7 +125,10 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         own = getattr(self.old, what, None)
         if given is None and own is None:
             raise UserError(f"{self._name} has no {what}: pass one, old_gym({self._name}, {what}=...).")
-        return _convert(own) if given is None else given
+        try:
+            return _convert(own) if given is None else given
+        except UserError as error:
+            raise UserError(f"{str(error).removesuffix('.')}, old_gym({self._name}, {what}=...).") from None
 
 
 def _takes(method: Callable[..., Any], argument: str) -> bool:
@@ -133,12 +140,14 @@ def _takes(method: Callable[..., Any], argument: str) -> bool:
 
 
 def _convert(space: Any) -> gs.Space[Any]:
-    """A space of Gymnasium, from one or from a space of gym, which is told by the name of its class."""
+    """A space of Gymnasium, from one, from a space of gym, or from a class that imitates one, such as `BoxSpace`."""
     if isinstance(space, gs.Space):
         return space
-    kind = type(space).__name__
+    kind = type(space).__name__.removesuffix("Space")
     if kind == "Box":
-        return gs.Box(space.low, space.high, dtype=space.dtype)
+        shape = getattr(space, "shape", np.shape(space.low))
+        low, high = (np.full(shape, bound, space.dtype) for bound in (space.low, space.high))
+        return gs.Box(low, high, dtype=space.dtype)
     if kind == "Discrete":
         return gs.Discrete(int(space.n), start=int(getattr(space, "start", 0)))
     if kind == "MultiDiscrete":

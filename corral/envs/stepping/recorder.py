@@ -29,7 +29,15 @@ from corral.envs.stepping.rows import EnvRows
 from corral.snapshot.keeper import CannotSave, EpisodeStart
 from corral.snapshot.keepers.declared import declares, read_declared, write_declared
 from corral.snapshot.live_env import GAME_STEPS, SINCE_SEED_STEPS, same_observation
-from corral.snapshot.rng import Generators, State, find_generators, read_generators, same_state, write_generators
+from corral.snapshot.rng import (
+    Generators,
+    State,
+    find_generators,
+    find_space_generators,
+    read_generators,
+    same_state,
+    write_generators,
+)
 
 log = logging.getLogger("corral.envs")
 
@@ -186,6 +194,8 @@ class Recorder:
             if terminated or truncated:
                 obs, _ = env.reset()
                 steps = 0
+        # An environment may make new spaces, with generators seeded by the system, in every reset (highway-env does).
+        write_generators(find_space_generators(env), state["generators_now"])
         same = same_state(read_generators(find_generators(env)), state["generators_now"])
         if not (same and same_observation(self._rows.spec.observation, obs, last_obs)):
             raise CannotSave("replaying its actions led to a different state: it is not deterministic")

@@ -15,6 +15,9 @@ from corral.core.errors import UserError
 from corral.core.types import Array
 from corral.envs import wrappers
 
+NO_SCREEN = "dummy,offscreen"
+"""Drivers of pygame without a screen, whichever it has. Not `dummy` alone, at which highway-env draws black."""
+
 
 @dataclass(frozen=True)
 class PixelSuite:
@@ -35,7 +38,7 @@ class PixelSuite:
     def __call__(self) -> gymnasium.Env[Any, Any]:
         from corral.envs.resolve import resolve
 
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a display
+        os.environ.setdefault("SDL_VIDEODRIVER", NO_SCREEN)  # pygame would look for a display
         resolved = resolve(self.env, {**self.env_kwargs, "render_mode": "rgb_array"})
         try:
             return self._wrap(resolved.factory())

@@ -34,6 +34,7 @@ from corral.runs.load import load_policy
 _CONSOLE_FPS = 60.0  # of an Atari, regardless of its metadata
 _FPS = 30.0  # default
 _MIN_FPS, _MAX_FPS = 0.1, 1000.0
+_TINY, _ENLARGED = 32, 256  # longer side of frames in pixels: MinAtar's frames have 10 x 10
 _EXTRA = "pip install 'corral-rl[video]'"
 
 
@@ -238,13 +239,23 @@ class _FrameRecorder(PassiveWrapper):
                 raise _no_gl(_name(self), error) from error
             why = "it has no render()" if isinstance(error, NotImplementedError) else describe_error(error)
             raise UserError(f"{_name(self)} cannot be drawn: {why}; correct that first.") from error
-        if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
-            got = f"shape {frame.shape} of {frame.dtype}" if isinstance(frame, np.ndarray) else type(frame).__name__
-            raise UserError(
-                f"{_name(self)} cannot be recorded: with render_mode='rgb_array', render() must return uint8 "
-                f"[height, width, 3], got {got}."
-            )
-        return np.array(frame)
+        return _as_picture(frame, _name(self))
+
+
+def _as_picture(frame: Any, name: str) -> Array:
+    """A copy of what `render()` returned, as bytes: floats from 0 to 1 are scaled, and tiny frames enlarged."""
+    array: Array = frame if isinstance(frame, np.ndarray) else np.zeros(0)
+    if array.ndim == 3 and array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:
+        array = np.round(255 * array).astype(np.uint8)
+    if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8:
+        got = f"shape {frame.shape} of {frame.dtype}" if isinstance(frame, np.ndarray) else type(frame).__name__
+        raise UserError(
+            f"{name} cannot be recorded: with render_mode='rgb_array', render() must return uint8 "
+            f"[height, width, 3], got {got}."
+        )
+    side = max(array.shape[:2])
+    times = _ENLARGED // side if 0 < side <= _TINY else 1
+    return np.array(array.repeat(times, axis=0).repeat(times, axis=1))
 
 
 def _draws_with_mujoco(env: gymnasium.Env[Any, Any]) -> bool:

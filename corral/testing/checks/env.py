@@ -86,7 +86,8 @@ def _build(subject: Subject) -> Outcome:
     if not isinstance(env, gymnasium.Env):
         subject.opened.clear()
         hint = f"; {OLD_GYM}" if callable(getattr(env, "step", None)) else ""
-        return "fail", f"{subject.name} returned a {type(env).__name__}, which is not a gymnasium.Env{hint}"
+        kind = type(env)
+        return "fail", f"{subject.name} returned {kind.__module__}.{kind.__name__}, not a gymnasium.Env{hint}"
     kind = type(env.unwrapped)
     return "pass", f"{kind.__module__}:{kind.__name__}"
 
@@ -182,6 +183,8 @@ def _determinism(subject: Subject) -> Outcome:
         text = f"two runs with seed {subject.seed} and the same actions differ in {where}"
         if subject.instance.spec is not None and subject.instance.spec.nondeterministic:
             return "warn", f"{text}, as its spec admits (nondeterministic)"
+        if getattr(subject.instance.unwrapped, "seedless", False):
+            return "warn", f"{text}: the class has neither seed() nor reset(seed), so runs are not reproducible"
         return "fail", f"{text}; call super().reset(seed=seed) and draw from self.np_random only"
     subject.reproducible = True
     where = first_difference(first, subject.play(subject.seed, env), subject.observation)

@@ -20,6 +20,7 @@ from corral.runtimes.shared_memory import SharedMemory
 def main(sock: socket.socket, memory: SharedMemory, job: SharedMemory) -> None:
     """Serve one ProcessVecEnv until it sends CLOSE or disconnects."""
     logging.getLogger("corral").setLevel(logging.WARNING)  # the parent has said what importing the environment says
+    logging.getLogger("corral").propagate = False  # printed as usual, even if a package sets up logging
     channel = Channel(sock)
     worker = _Worker(channel, memory)
     try:
