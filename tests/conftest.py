@@ -53,8 +53,6 @@ def skip_without_linux(item):
     marker = item.get_closest_marker("linux")
     if marker is not None and (hidden or (PORTABLE and not marker.kwargs.get("hidden"))):
         item.add_marker(pytest.mark.skip(reason=f"needs Linux: {marker.args[0]}"))
-    elif hidden and re.search("TestRay|test_ray_backend|test_rllib", item.nodeid):
-        item.add_marker(pytest.mark.skip(reason="needs Linux: backend='ray'"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,6 +8,7 @@ import statistics
 import time
 from pathlib import Path
 
+from corral.core import windows
 from corral.core.errors import UserError
 
 
@@ -37,7 +38,9 @@ class CpuMeter:
             fields = [fields for line in lines if (fields := line.split()) and fields[0] in own]
             idle = sum(int(values[4]) + int(values[5]) for values in fields) / os.sysconf("SC_CLK_TCK")
         except (OSError, AttributeError, ValueError, IndexError):  # not Linux
-            return None
+            if (elsewhere := windows.idle_s()) is None:
+                return None
+            idle = elsewhere
         return idle + time.process_time(), time.monotonic()
 
 
@@ -123,7 +126,8 @@ def _machine() -> int | None:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return total_bytes()
+    found = windows.memory_bytes()
+    return total_bytes() if found is None else found[1]
 
 
 def total_bytes() -> int | None:
@@ -131,7 +135,8 @@ def total_bytes() -> int | None:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
-        return None
+        found = windows.memory_bytes()
+        return None if found is None else found[0]
 
 
 def _number(path: str) -> int | None:

@@ -7,7 +7,6 @@ parent's orders: to dump the stacks, to stop. When that one closes, the parent i
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import faulthandler
 import hmac
@@ -24,6 +23,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
+from corral.core.portable import signal_main_thread
 from corral.runtimes.child import ChildProcess, executable, plug_stdio, serve_parent
 from corral.runtimes.orphan_reaper import OWN_GROUP, OrphanReaper
 from corral.runtimes.portable_reaper import end_group
@@ -187,6 +187,6 @@ def _obey(orders: socket.socket, dump: TextIO) -> None:
             elif signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
                 break
             else:
-                _thread.interrupt_main(signal.SIGTERM)
+                signal_main_thread(signal.SIGTERM)
     end_group(os.getpid())
     os._exit(1)

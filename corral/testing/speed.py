@@ -109,10 +109,11 @@ def _measure_backends(
     alone, build_s = Measurement("none", 1), time.perf_counter()
     step_alone = _bare(env, kwargs, stack)
     build_s = time.perf_counter() - build_s
-    switches = _voluntary_switches()
+    before = _voluntary_switches()
     _turn(alone, step_alone, min(0.2, seconds / 10))
+    after = _voluntary_switches()
     # On a busy machine the process also loses the CPU, but not voluntarily.
-    gave_up = _voluntary_switches() - switches >= _WAITING_SHARE * alone.turns[0][0]
+    gave_up = before is None or after is None or after - before >= _WAITING_SHARE * alone.turns[0][0]
     waits = gave_up and alone.step_us > _SHORT_STEP_US and alone.cpu_us < _WAITING_SHARE * alone.step_us
     sizes = [num_envs] if num_envs else _sizes(alone.step_us, build_s, seconds)
     speed = Speed(env, [alone], waits=waits)
@@ -135,11 +136,11 @@ def _measure_backends(
     return speed
 
 
-def _voluntary_switches() -> int:
+def _voluntary_switches() -> int | None:
     try:
         import resource
     except ImportError:  # Windows does not count them
-        return 0
+        return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 

@@ -259,6 +259,13 @@ def test_top_shows_a_run_that_is_training(tmp_path, capsys):
     assert lines["checkpoint"].startswith("step_000000480, 0:0")
     assert lines["best"].startswith("step_000000480")
     assert lines["events"] == "1,500 fault, 1 restart, 2 environment restarts"
+
+
+@pytest.mark.linux("memory of a process from /proc", hidden=True)
+def test_top_shows_the_memory_of_a_running_run(tmp_path, capsys):
+    run = make(tmp_path / "run", rows(1))
+    with run.lock():
+        lines = dict(line.split(maxsplit=1) for line in shown(run, capsys).splitlines())
     assert lines["memory"].endswith(" MB")
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers.on_runtimes import RAY_BACKEND
 
 import corral
 from corral.envs.backends.local import LocalVecEnv
@@ -32,8 +33,8 @@ class TestProcessSupervision(IsolationContract):
         return ProcessVecEnv(factories, "test", supervision, workers=len(factories))
 
 
-@pytest.mark.ray
 class TestRay(VecEnvContract):
+    pytestmark = RAY_BACKEND
     slow_tests = r"test_(?!first_batch|every_row|received_arrays|nested_spaces|results_can|envs_continue)"
 
     def make(self, factory, num_envs, seed=0):
@@ -41,8 +42,9 @@ class TestRay(VecEnvContract):
 
 
 @pytest.mark.faults  # Ray is slow to notice a death, slower than the deadlines here on a busy machine
-@pytest.mark.ray
 class TestRaySupervision(IsolationContract):
+    pytestmark = RAY_BACKEND
+
     def make_supervised(self, factories, supervision):
         return RayVecEnv(factories, "test", supervision, workers=len(factories))
 

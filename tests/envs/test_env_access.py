@@ -10,6 +10,7 @@ from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
+from helpers.on_runtimes import RAY_BACKEND
 
 import corral
 from corral.core.errors import EnvFailed, UserError
@@ -17,7 +18,7 @@ from corral.core.seeding import env_seeds
 from corral.envs.adapters.as_gymnasium import AsGymnasium
 from corral.testing import CountingEnv, TreeEnv
 
-BACKENDS = ["local", "process", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
+BACKENDS = ["local", "process", pytest.param("ray", marks=[*RAY_BACKEND, pytest.mark.slow])]
 
 
 class RoomEnv(gymnasium.Env):

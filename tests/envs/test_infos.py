@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers.on_runtimes import RAY_BACKEND
 from helpers.sims import Sim, free_url
 
 import corral
@@ -12,7 +13,7 @@ from corral.core.errors import UserError
 from corral.core.types import stack_infos
 from corral.testing import CountingEnv, FaultyEnv
 
-BACKENDS = ["local", "process", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
+BACKENDS = ["local", "process", pytest.param("ray", marks=[*RAY_BACKEND, pytest.mark.slow])]
 
 
 class InfoEnv(gymnasium.Env):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import corral
+from corral.envs.backends.process.channel import Channel, ChannelClosed
 from corral.envs.supervision import Supervision
 from corral.testing import CountingEnv, FaultyEnv, SlowEnv
 from corral.testing.contracts.vec_env import EPISODE, LIFE, T
@@ -93,6 +94,23 @@ def test_results_before_a_kill_are_delivered_first():
         assert seen[0][0] == (True, 1.0)
         assert seen[1][0] == (False, 1.0)
         assert seen[1][1] == (True, 1.0)
+
+
+class _Aborted:
+    """A socket that Windows has aborted because the process at its other end was killed."""
+
+    def recv_into(self, room):
+        raise ConnectionAbortedError(10053, "An established connection was aborted by the software in your host")
+
+    sendall = recv_into
+
+
+def test_a_connection_aborted_by_the_system_is_closed():
+    channel = Channel(_Aborted())
+    with pytest.raises(ChannelClosed):
+        channel.read()
+    with pytest.raises(ChannelClosed):
+        channel.send(0)
 
 
 def test_reset_works_while_a_worker_is_being_replaced():

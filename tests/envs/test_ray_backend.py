@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import psutil
 import pytest
+from helpers.on_runtimes import RAY_BACKEND
 
 import corral
 from corral.core.errors import UserError
@@ -17,6 +18,7 @@ from corral.testing.envs import BigEnv, CountingEnv, SlowEnv
 from corral.testing.play import play
 
 pytest.importorskip("ray")
+pytestmark = RAY_BACKEND
 
 
 def step(vec, ids=None):
@@ -53,7 +55,6 @@ class HangsAtThird(CountingEnv):
         return result
 
 
-@pytest.mark.ray
 @pytest.mark.parametrize("workers", [1, 3])
 def test_transitions_are_those_of_the_local_backend(workers):
     with corral.make_vec("CartPole-v1", 5, "local", seed=3) as vec:
@@ -67,7 +68,6 @@ def test_transitions_are_those_of_the_local_backend(workers):
             assert (x.reward, x.terminated, x.truncated) == (y.reward, y.terminated, y.truncated)
 
 
-@pytest.mark.ray
 def test_slow_env_does_not_delay_env_of_same_actor(tmp_path):
     gate = tmp_path / "open"
     envs, supervision = [CountingEnv, partial(WaitsForFile, str(gate))], corral.Supervision(step_timeout_s=20)
@@ -80,7 +80,6 @@ def test_slow_env_does_not_delay_env_of_same_actor(tmp_path):
         assert vec.recv().env_ids.tolist() == [1]
 
 
-@pytest.mark.ray
 def test_killed_actor_yields_one_faulty_row():
     with corral.make_vec(partial(CountingEnv, 0), 4, "ray", workers=2) as vec:
         vec.recv()
@@ -99,7 +98,6 @@ def test_killed_actor_yields_one_faulty_row():
         assert [(f.env_id, f.kind) for f in vec.faults] == [(0, "killed"), (2, "neighbour")]
 
 
-@pytest.mark.ray
 def test_hanging_env_of_an_actor_is_named():
     supervision = corral.Supervision(step_timeout_s=1.0)
     envs = [CountingEnv, HangsAtThird, CountingEnv]
@@ -112,13 +110,11 @@ def test_hanging_env_of_an_actor_is_named():
         assert "test_ray_backend.py" in fault.detail  # the stack
 
 
-@pytest.mark.ray
 def test_more_workers_than_cpus_are_refused_with_remedy():
     with pytest.raises(UserError, match=r"workers=9 needs 9 CPUs and the Ray cluster has 4: ask for at most 4.*nodes"):
         corral.make_vec(CountingEnv, 9, "ray", workers=9)
 
 
-@pytest.mark.ray
 def test_busy_cpus_are_named_and_evaluation_needs_none():
     with corral.make_vec(CountingEnv, 4, "ray", workers=4):
         with pytest.raises(UserError, match=r"needs 1 CPUs on the Ray cluster: 0 of its 4 CPUs are free; .*fewer"):
@@ -127,7 +123,6 @@ def test_busy_cpus_are_named_and_evaluation_needs_none():
             assert len(vec.recv()) == 1
 
 
-@pytest.mark.ray
 def test_closing_ends_actors_and_their_processes():
     vec = corral.make_vec(_StartsAProcess, 2, "ray", workers=2)
     children = vec.recv().obs[:, 0].astype(int).tolist()
@@ -149,7 +144,6 @@ class _StartsAProcess(CountingEnv):
         return obs, info
 
 
-@pytest.mark.ray
 def test_read_results_leave_the_object_store():
     import ray
 
@@ -166,7 +160,6 @@ def test_read_results_leave_the_object_store():
         assert objects() <= before + 4
 
 
-@pytest.mark.ray
 def test_state_saved_on_ray_continues_locally():
     with corral.make_vec("CartPole-v1", 3, "ray", workers=2, seed=1) as vec:
         vec.record_episodes()
@@ -181,7 +174,6 @@ def test_state_saved_on_ray_continues_locally():
             np.testing.assert_array_equal(step(vec).obs, obs)
 
 
-@pytest.mark.ray
 def test_unpicklable_factory_is_refused():
     import threading
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium.wrappers import TimeLimit
+from helpers.on_runtimes import RAY_BACKEND
 from helpers.sims import free_url
 
 import corral
@@ -15,7 +16,7 @@ from corral.testing.contracts.vec_env import T
 from corral.testing.play import play
 
 IN_USE = "already in use.*return a new one from every call"
-BACKENDS = ["local", "process", pytest.param("ray", marks=pytest.mark.ray)]
+BACKENDS = ["local", "process", pytest.param("ray", marks=RAY_BACKEND)]
 
 
 def wrapped(env):

@@ -4,12 +4,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from helpers.on_runtimes import RAY_BACKEND
 from helpers.sims import Sim, free_url, wait_for
 
 import corral
 from corral.testing import CountingEnv
 
-BACKENDS = ["process", pytest.param("ray", marks=pytest.mark.ray)]
+BACKENDS = ["process", pytest.param("ray", marks=RAY_BACKEND)]
 
 
 class Nested(CountingEnv):
@@ -35,7 +36,7 @@ def samples(env, backend, seed=0, workers=2):
         return [repr(space.sample()) for space in drawn for _ in range(5)]
 
 
-@pytest.mark.parametrize("backend", ["process", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
+@pytest.mark.parametrize("backend", ["process", pytest.param("ray", marks=[*RAY_BACKEND, pytest.mark.slow])])
 @pytest.mark.parametrize("bits", [None, np.random.MT19937, pytest.param(np.random.SFC64, marks=pytest.mark.slow)])
 def test_spaces_keep_the_seed_that_the_env_gave_them(backend, bits):
     expected = samples(lambda: Nested(4, bits), "local")

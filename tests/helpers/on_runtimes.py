@@ -1,10 +1,11 @@
-"""Cases that are to work on every runtime."""
+"""Cases that are to work on every runtime or backend."""
 
 import itertools
 
 import pytest
 
 RUNTIMES = ("inline", "process", "ray")
+RAY_BACKEND = [pytest.mark.ray, pytest.mark.linux("backend='ray'", hidden=True)]
 
 
 def on_runtimes(cases, quick):

@@ -19,6 +19,7 @@ _WORDS = [
     "ppo", "--env", "tests.helpers.slow_eval_env:SlowEval", "--preset", "none", "--steps", "64", "--num-envs", "2",
     "--set", "num_steps=8", "num_minibatches=1", "eval_episodes=2",
 ]  # fmt: skip
+_ASLEEP = pytest.param("reset", marks=pytest.mark.linux("signals to a thread, which wake it", hidden=True))
 _END_S = 60  # the environments would go on for an hour
 
 
@@ -88,8 +89,9 @@ def test_a_signal_ends_the_last_evaluation_and_the_report(tmp_path, slow_from, e
     assert load_checkpoint(run.path / "checkpoints" / "latest")[1]["step"] == 64
 
 
-def test_a_learner_process_passes_a_signal_to_its_evaluation(tmp_path):
-    run = SlowRun(tmp_path, "eval_every=32", "topology=actor_learner", "actors=1", "backend=local", slow_in="reset")
+@pytest.mark.parametrize("slow_in", ["episode", _ASLEEP])
+def test_a_learner_process_passes_a_signal_to_its_evaluation(tmp_path, slow_in):
+    run = SlowRun(tmp_path, "eval_every=32", "topology=actor_learner", "actors=1", "backend=local", slow_in=slow_in)
     run.wait_until_slow()
     code, text = run.end(signal.SIGTERM)
     assert code == 0, text

@@ -194,6 +194,7 @@ def test_lock_names_its_holder(tmp_path):
     assert run.holder() is None
 
 
+@pytest.mark.linux("os.fork", hidden=True)
 def test_a_forked_child_does_not_keep_the_lock(tmp_path):
     run = RunFolder.create(tmp_path, CONFIG)
     code = (

@@ -108,6 +108,7 @@ def test_loaded_arrays_are_copies(run, monkeypatch):
     assert all(float(value.sum()) == 0 for value in load(run)[0].values())
 
 
+@pytest.mark.linux("files that are removed while they are mapped", hidden=True)
 def test_a_mapped_array_outlives_its_checkpoint(run, monkeypatch):
     monkeypatch.setattr("corral.runs.checkpoints.state_files._MAPPED", 8)
     save(run, {"x": np.arange(1000)}, 1, {}, keep=1)

@@ -12,6 +12,7 @@ import pytest
 from helpers.orphans import busy_program, gone
 from helpers.portable import forced, portable_env  # noqa: F401
 
+from corral.core.errors import RunFailed
 from corral.core.portable import READABLE, WRITABLE, SelectPoll
 from corral.runtimes.base import RoleLost, make_runtime
 from corral.runtimes.child import describe_exit
@@ -128,6 +129,35 @@ def test_a_role_is_terminated_without_a_signal(forced):  # noqa: F811
         role.terminate()
         assert runtime.wait([call], 30)
         assert call.result() == [signal.SIGTERM]
+    finally:
+        runtime.close()
+
+
+class Sleeper:
+    """A role in which being told to stop raises."""
+
+    def __init__(self, mailbox):
+        signal.signal(signal.SIGTERM, self._stop)
+
+    def _stop(self, number, frame):
+        raise RuntimeError("told to stop")
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+
+@pytest.mark.linux("signals to a thread, which wake it", hidden=True)
+def test_a_role_is_terminated_while_it_sleeps(forced):  # noqa: F811
+    runtime = make_runtime("process")
+    try:
+        role = runtime.spawn("sleeper", Sleeper)
+        assert runtime.wait([role.call("sleep", 0)], 60)
+        call = role.call("sleep", 600)
+        time.sleep(0.3)  # until it does
+        role.terminate()
+        assert runtime.wait([call], 30)
+        with pytest.raises(RunFailed, match="told to stop"):
+            call.result()
     finally:
         runtime.close()
 

@@ -43,6 +43,7 @@ def test_address_without_cluster_is_refused(monkeypatch):
         ray_cluster.connect()
 
 
+@pytest.mark.linux("backend='ray'", hidden=True)
 def test_local_ray_starts_quietly_and_ends_with_program(tmp_path):
     code = """
 import corral, psutil
@@ -61,6 +62,7 @@ print(*[p.pid for p in psutil.Process().children(recursive=True)])
 
 
 @pytest.mark.slow
+@pytest.mark.linux("backend='ray'", hidden=True)
 def test_lost_node_yields_one_faulty_row(monkeypatch):
     from ray.cluster_utils import Cluster
 

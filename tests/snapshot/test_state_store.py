@@ -149,6 +149,7 @@ def test_failed_write_does_not_change_the_total(tmp_path, monkeypatch):
         assert (store.nbytes, len(store.get("a"))) == (10, 10)
 
 
+@pytest.mark.linux("descriptors of folders, which can be synced", hidden=True)
 def test_put_syncs_the_folder_after_the_rename(tmp_path, monkeypatch):
     synced, sync = [], os.fsync
     with FileStates(tmp_path, BUDGET) as store:

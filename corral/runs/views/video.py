@@ -146,7 +146,7 @@ def _without_screen() -> Iterator[None]:
     """Let pygame and MuJoCo draw without a screen; what they are told is not left behind for the caller's own."""
     names = ("SDL_VIDEODRIVER", "MUJOCO_GL")
     before = {name: os.environ.get(name) for name in names}
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen
+    os.environ.setdefault("SDL_VIDEODRIVER", NO_SCREEN)  # pygame would look for a screen
     choose_gl()
     try:
         yield

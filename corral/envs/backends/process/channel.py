@@ -30,7 +30,7 @@ class Channel:
         """Send a message made by `frame`; ChannelClosed when the other side does not read it."""
         try:
             self._socket.sendall(data)
-        except (BrokenPipeError, ConnectionResetError, TimeoutError) as error:
+        except (ConnectionError, TimeoutError) as error:
             raise ChannelClosed from error
 
     def send(self, op: int, value: Value = None) -> None:
@@ -40,7 +40,7 @@ class Channel:
         """Wait for bytes and return the complete messages among them; ChannelClosed at the end."""
         try:
             size = self._socket.recv_into(self._room)
-        except (ConnectionResetError, TimeoutError) as error:
+        except (ConnectionError, TimeoutError) as error:
             raise ChannelClosed from error
         if not size:
             raise ChannelClosed
