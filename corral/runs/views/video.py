@@ -25,7 +25,7 @@ from corral.core.types import Array, EnvSpec
 from corral.envs.make import make_vec
 from corral.envs.resolve import EnvLike, resolve
 from corral.envs.suites.atari import AtariSuite
-from corral.envs.suites.pixels import PixelSuite
+from corral.envs.suites.pixels import NO_SCREEN, PixelSuite
 from corral.envs.vec_env import VecEnv
 from corral.runs.evaluation.evaluate import acting_seed, with_env
 from corral.runs.folder import atomic_path, require_same_env
