@@ -22,7 +22,7 @@ _PUBLIC = {
     "evaluate": "corral.runs.evaluation.evaluate",
     "record": "corral.runs.views.video",
     "plot": "corral.runs.views.plot",
-    "trust": "corral.runs.trust",
+    "trust": "corral.runs.load",
     "Callback": "corral.runs.callbacks.base",
     "MetricSink": "corral.runs.sinks.base",
     "Experiment": "corral.config.experiment",
@@ -64,10 +64,9 @@ if TYPE_CHECKING:
     from corral.planning.snapshots import Snapshots
     from corral.runs.callbacks.base import Callback
     from corral.runs.evaluation.evaluate import evaluate
-    from corral.runs.load import load_policy
+    from corral.runs.load import load_policy, trust
     from corral.runs.sinks.base import MetricSink
     from corral.runs.train import resume, train
-    from corral.runs.trust import trust
     from corral.runs.views.plot import plot
     from corral.runs.views.video import record
 

@@ -81,7 +81,7 @@ def test_public_names_are_these():
     assert sorted(corral.__all__) == [
         "Callback", "EnvFailed", "EnvSpec", "Experiment", "MetricSink", "Policy", "RunFailed", "Sampler", "Search",
         "Snapshots", "StepBatch", "Supervision", "Trajectory", "UserError", "__version__", "envs", "evaluate",
-        "load_policy", "make_vec", "plot", "record", "resume", "spaces", "testing", "train",
+        "load_policy", "make_vec", "plot", "record", "resume", "spaces", "testing", "train", "trust",
     ]  # fmt: skip
     assert all(getattr(corral, name) is not None for name in corral.__all__)
 

@@ -60,8 +60,7 @@ class Eval:
         if self.search_sims is not None and self.search_sims < 1:
             raise UserError(f"--search-sims must be at least 1, got {self.search_sims}: omit it for no search.")
         from corral.runs.evaluation.evaluate import with_env
-        from corral.runs.load import load_policy
-        from corral.runs.trust import trust
+        from corral.runs.load import load_policy, trust
 
         if self.trust:
             trust(self.run_dir)

@@ -26,8 +26,7 @@ class Export:
 
     def run(self) -> int:
         from corral.runs.export.file import export
-        from corral.runs.load import load_policy
-        from corral.runs.trust import trust
+        from corral.runs.load import load_policy, trust
 
         if self.trust:
             trust(self.run_dir)

@@ -32,7 +32,7 @@ class Record:
     trust: Trust = False
 
     def run(self) -> int:
-        from corral.runs.trust import trust
+        from corral.runs.load import trust
         from corral.runs.views.video import record_run
 
         if self.trust:

@@ -46,8 +46,8 @@ class Resume:
                 if name in given:
                     raise UserError(f"{name} is set twice, by --{name} and by --set.")
                 given[name] = read_value(f"--{name}", value, int)
+        from corral.runs.load import trust
         from corral.runs.train import resume
-        from corral.runs.trust import trust
 
         if self.trust:
             trust(self.run_dir)

@@ -63,8 +63,7 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
             simulators to wait for.
         seed: run seed, root of the environments' seeds, and of the spaces of `vec.spec` that the environment did not
             seed itself; `vec.reset(seed)` restarts with another.
-        info: keys of the environments' infos that batches carry (`StepBatch.info`), e.g. `("is_success",)`. External
-            simulators have none.
+        info: keys of infos that batches carry (`StepBatch.info`), e.g. `("is_success",)`; simulators have none.
         env_kwargs: keyword arguments for the environment.
         supervision: deadlines and restart budget.
         role: branch of the seed tree; evaluation uses "eval" so that it never sees training seeds.
@@ -75,12 +74,8 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
     num_envs, seed = _whole("num_envs", num_envs, 1, _MAX_ENVS), _whole("seed", seed, 0)
     workers = None if workers is None else _whole("workers", workers, 1)
     cores = available() if cores is None else _whole("cores", cores, 1)
-    if role not in ROLES:
-        raise UserError(f"role={role!r} is not one of {', '.join(ROLES)}.")
-    if backend not in BACKENDS:
-        raise UserError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}.")
-    if worker_cpus is not None and (backend != "ray" or not 0 < worker_cpus < float("inf")):
-        raise UserError(f"worker_cpus is a positive number, for backend='ray' only: got {worker_cpus!r}.")
+    _require_known(role, backend, worker_cpus)
+    how = backend, workers, cores, supervision, role, worker_cpus
     if is_url(env):
         if backend != "auto":
             raise UserError(f"backend={backend!r} does not apply to {env}, an external simulator: omit it.")
@@ -90,19 +85,26 @@ def make_vec(  # noqa: PLR0913 - what environments, how many, where, and how
     elif isinstance(env, Sequence) and not isinstance(env, str):
         if backend == "native":
             raise UserError("backend='native' takes one environment, not a list; use 'local', 'process' or 'ray'.")
-        each = [resolve(e, env_kwargs) for e in env]
-        vec = _from_factories(each, backend, workers, cores, supervision, role, worker_cpus)
+        vec = _from_factories([resolve(e, env_kwargs) for e in env], *how)
     elif (native := _native(env, env_kwargs, num_envs, backend, workers, cores, role)) is not None:
         vec = native
     else:
-        each = [resolve(env, env_kwargs)] * num_envs
-        vec = _from_factories(each, backend, workers, cores, supervision, role, worker_cpus)
+        vec = _from_factories([resolve(env, env_kwargs)] * num_envs, *how)
     vec.seed = seed
     if info:
         _keep_infos(vec, [info] if isinstance(info, str) else list(info))
     if not isinstance(vec, VectorVecEnv):  # whose spaces are the user's own
         seed_spaces(vec.spec, seed, role)
     return vec
+
+
+def _require_known(role: str, backend: str, worker_cpus: float | None) -> None:
+    if role not in ROLES:
+        raise UserError(f"role={role!r} is not one of {', '.join(ROLES)}.")
+    if backend not in BACKENDS:
+        raise UserError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}.")
+    if worker_cpus is not None and (backend != "ray" or not 0 < worker_cpus < float("inf")):
+        raise UserError(f"worker_cpus is a positive number, for backend='ray' only: got {worker_cpus!r}.")
 
 
 def _keep_infos(vec: VecEnv, names: list[str]) -> None:

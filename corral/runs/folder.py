@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from corral.config.migrate import FORMAT, OLD_FILES, read_config
+from corral.config.trust import sign
 from corral.core.errors import RunFailed, UserError
 from corral.core.file_lock import lock
 from corral.core.portable import replace_file
 from corral.core.types import EnvSpec
-from corral.runs.trust import sign
 
 _CONFIG, _INFO, _LOCK = "config.yaml", "run.json", ".lock"
 _OWN = {

@@ -10,13 +10,13 @@ import numpy as np
 
 from corral.acting.policy import ActContext, PlanningPolicy, Policy, set_context
 from corral.config.experiment import Experiment
+from corral.config.trust import is_trusted, remember, untrusted_env
 from corral.core.errors import UserError
 from corral.core.spaces import Leaf
 from corral.core.types import Array, EnvSpec, Tree, tree_map
 from corral.nets.network import use_precision
 from corral.runs.checkpoints import checkpoint
 from corral.runs.folder import RunFolder
-from corral.runs.trust import untrusted_env
 
 if TYPE_CHECKING:
     import torch
@@ -172,8 +172,15 @@ def _build_model(algo: Algorithm, weights: dict[str, Any], device: str) -> torch
 
 def stored_experiment(folder: RunFolder) -> Experiment:
     """The settings of a run; UserError if they name code that is not trusted here (see `trust`)."""
-    untrusted = untrusted_env(folder)
+    untrusted = untrusted_env(folder.path, folder.config, folder.info.get("proof"))
     return replace(Experiment.from_dict(folder.config, str(folder.path / "config.yaml")), untrusted=untrusted)
+
+
+def trust(run: str | Path) -> None:
+    """Trust the code and commands that this run names, from now on, on this machine."""
+    folder = find_checkpoint(Path(run), "latest")[0]
+    if not is_trusted(folder.path, folder.config, folder.info.get("proof")):
+        remember(folder.config)
 
 
 def find_checkpoint(path: Path, which: str) -> tuple[RunFolder, str]:

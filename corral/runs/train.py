@@ -81,8 +81,7 @@ def train(  # noqa: PLR0913 - the settings that most runs name
         if experiment.init is not None:
             experiment = replace(experiment, init=resolve_start(experiment.init))
         path = Path(run_dir) if run_dir is not None else experiment.default_run_dir()
-        if overwrite and experiment.init is not None and Path(experiment.init).is_relative_to(path.resolve()):
-            raise UserError(f"{path} cannot be replaced by a run that starts from it: choose a different --run-dir.")
+        _require_other(path, experiment.init if overwrite else None)
         folder = RunFolder.create(path, experiment.to_dict(), overwrite=overwrite)
         if experiment.learner_in_own_process:
             return _run_supervised(experiment, folder, plugins, quiet=quiet)
@@ -94,6 +93,11 @@ def train(  # noqa: PLR0913 - the settings that most runs name
                 folder.drop_replaced()
             else:  # building the environments or the network failed
                 folder.discard()
+
+
+def _require_other(path: Path, start: str | None) -> None:
+    if start is not None and Path(start).is_relative_to(path.resolve()):
+        raise UserError(f"{path} cannot be replaced by a run that starts from it: choose a different --run-dir.")
 
 
 def resume(

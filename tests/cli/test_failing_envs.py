@@ -97,7 +97,7 @@ def test_suites_are_environments_of_every_command(command, capfd):
 @pytest.mark.parametrize(
     "mistake", [["helpers.failing_envs:NoReward", "num_steps=8"], ["CartPole-v1", "num_steps=1e12"]]
 )
-def test_a_mistake_that_shows_in_the_first_steps_leaves_no_folder(mistake, tmp_path, capfd):
+def test_a_mistake_in_the_first_steps_leaves_no_folder(mistake, tmp_path, capfd):
     env, setting = mistake
     words = ["--steps", "64", "--run-dir", str(tmp_path / "run"), "--set", "backend=local", setting]
     assert main(["train", "ppo", "--env", env, *words]) == 2

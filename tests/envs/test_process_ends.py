@@ -205,7 +205,7 @@ class Daemon(CountingEnv):
 
 @pytest.mark.linux("processes found by their environment", hidden=True)
 @pytest.mark.parametrize("portable", [False, True])
-def test_processes_in_sessions_of_their_own_end_with_the_worker(portable, request):
+def test_processes_in_own_sessions_end_with_the_worker(portable, request):
     if portable:
         request.getfixturevalue("forced")
     with corral.make_vec(Daemon, 1, "process") as vec:
@@ -221,7 +221,7 @@ def test_processes_in_sessions_of_their_own_end_with_the_worker(portable, reques
 @pytest.mark.linux("processes found by their environment", hidden=True)
 @pytest.mark.parametrize("portable", ["0", "1"])
 @pytest.mark.parametrize("algo", ["ppo", "impala"])
-def test_processes_in_sessions_of_their_own_end_with_a_killed_run(algo, portable, tmp_path):
+def test_processes_in_own_sessions_end_with_a_killed_run(algo, portable, tmp_path):
     """The trainer, or the process that has the environments, gets SIGKILL."""
     words = ["train", algo, "--env", f"{Path(__file__).stem}:Daemon", "--steps", "100000000"]
     words += ["--run-dir", str(tmp_path / "run")]

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 import corral
+from corral.config.trust import code_in, sign
 from corral.core.errors import UserError
 from corral.runs.folder import RunFolder
-from corral.runs.trust import code_in, sign
 
 SMALL = {"steps": 64, "num_envs": 1, "num_steps": 32, "eval_episodes": 1, "quiet": True}
 ENV = """

@@ -20,12 +20,9 @@ import shutil
 import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from corral.core.errors import UserError
-
-if TYPE_CHECKING:
-    from corral.runs.folder import RunFolder
 
 _OF_ENV = ("env", "env_kwargs", "eval_env_kwargs")
 """Settings that are used only where the run's environment is built."""
@@ -52,56 +49,52 @@ def sign(config: Mapping[str, Any]) -> str | None:
     return _mac(key, config)
 
 
-def trust(run: str | Path) -> None:
-    """Trust the code and commands that this run names, from now on, on this machine."""
-    from corral.runs.load import find_checkpoint
-
-    folder = find_checkpoint(Path(run), "latest")[0]
-    if _is_trusted(folder):
-        return
+def remember(config: Mapping[str, Any]) -> None:
+    """Trust the code and commands that these settings name, from now on, on this machine."""
     place = _config_folder() / "trusted"
     try:
-        proof = _mac(_key(create=True), folder.config)
+        proof = _mac(_key(create=True), config)
         with open(place, "a", encoding="ascii") as file:
             file.write(f"{proof}\n")
     except OSError as error:
         raise UserError(f"{place} cannot be written ({error.strerror}): name the run in {_VARIABLE} instead.") from None
 
 
-def untrusted_env(folder: RunFolder) -> str:
-    """Why the environment of this run must not be built, or nothing; UserError if even its other code is untrusted."""
-    if _is_trusted(folder):
-        return ""
-    found = code_in(folder.config)
-    other = {name: text for name, text in found.items() if name.partition(".")[0] not in _OF_ENV}
-    if other:
-        raise UserError(_refusal(folder, other))
-    return _refusal(folder, found)
-
-
-def _refusal(folder: RunFolder, found: Mapping[str, str]) -> str:
-    names = ", ".join(f"{name}: {text}" for name, text in found.items())
-    return (
-        f"{folder.path} runs code that no command of yours on this machine has named ({names}): look at its "
-        f"config.yaml; if you trust it, give --trust once (in Python: corral.trust(run)), or set {_VARIABLE} to a "
-        "folder whose runs are trusted."
-    )
-
-
-def _is_trusted(folder: RunFolder) -> bool:
-    if not code_in(folder.config):
+def is_trusted(run: Path, config: Mapping[str, Any], proof: str | None) -> bool:
+    """Whether the code that the run in this folder names may run here."""
+    if not code_in(config):
         return True
     places = [Path(each).resolve() for each in os.environ.get(_VARIABLE, "").split(os.pathsep) if each]
-    if any(folder.path.resolve().is_relative_to(place) for place in places):
+    if any(run.resolve().is_relative_to(place) for place in places):
         return True
     try:
-        expected = _mac(_key(create=False), folder.config)
+        expected = _mac(_key(create=False), config)
     except OSError:
         return False
     remembered: list[str] = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
         remembered = (_config_folder() / "trusted").read_text(encoding="ascii").split()
-    return any(hmac.compare_digest(expected, str(each)) for each in (folder.info.get("proof"), *remembered) if each)
+    return any(hmac.compare_digest(expected, str(each)) for each in (proof, *remembered) if each)
+
+
+def untrusted_env(run: Path, config: Mapping[str, Any], proof: str | None) -> str:
+    """Why the environment of this run must not be built, or nothing; UserError if even its other code is untrusted."""
+    if is_trusted(run, config, proof):
+        return ""
+    found = code_in(config)
+    other = {name: text for name, text in found.items() if name.partition(".")[0] not in _OF_ENV}
+    if other:
+        raise UserError(_refusal(run, other))
+    return _refusal(run, found)
+
+
+def _refusal(run: Path, found: Mapping[str, str]) -> str:
+    names = ", ".join(f"{name}: {text}" for name, text in found.items())
+    return (
+        f"{run} runs code that no command of yours on this machine has named ({names}): look at its config.yaml; if "
+        f"you trust it, give --trust once (in Python: corral.trust(run)), or set {_VARIABLE} to a folder whose runs "
+        "are trusted."
+    )
 
 
 def _strings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
