@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -46,6 +47,8 @@ COMMANDS: Commands = {
 
 def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS, prog: str = "corral") -> int:
     """Run one command; returns its exit code: 0 done, 1 failed, 2 user error, 130 interrupted, 143 ended by SIGTERM."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # on Windows a pipe has few characters
+        sys.stdout.reconfigure(errors="replace")
     try:
         with _sigterm_unwinds(), own_format():
             return _dispatch(list(sys.argv[1:] if argv is None else argv), commands, prog)

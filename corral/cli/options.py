@@ -47,17 +47,18 @@ def parse(command: type[T], args: Sequence[str], prog: str) -> T:
 
 def _sentence(box: str) -> str:
     """The first paragraph of tyro's framed message, without frame, colour and title."""
-    lines: list[str] = []
+    plain = "╭" not in box  # as on a terminal without such characters: the title is a paragraph of its own
+    paragraphs: list[list[str]] = [[]]
     for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines():
         text = line.strip(_FRAME)
         if line.lstrip().startswith("╭"):
             continue
-        if set(text) <= {"─"}:
-            if lines:
-                break
+        if set(text) <= set("─-"):
+            paragraphs.append([])
             continue
-        lines.append(text)
-    if lines and lines[0].startswith("Missing"):  # the names follow, each with its help text
+        paragraphs[-1].append(text)
+    lines = [*filter(None, paragraphs)][plain]
+    if lines[0].startswith("Missing") and lines[2:]:  # the names follow, each with its help text
         lines[2:] = [f"({' '.join(lines[2:]).removesuffix('(required)').strip().removesuffix('.')})"]
     return " ".join(lines).removesuffix(".")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import signal
 import subprocess
@@ -116,6 +117,23 @@ def test_version():
 )
 def test_command_line_mistake_is_exit_code_2(run, args, words):
     assert_one_sentence(run(*args), *words)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])  # the latter in a pipe on Windows
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["train"], "Missing from corral train: ALGO (Algorithm"),
+        (["train", "--seed"], "Missing value for argument '--seed'. Expected 1 values; see `corral train --help`."),
+        (["check-env", "X", "--steps", "many"], "Error parsing --steps: an integer is needed, got 'many'; see"),
+    ],
+)
+def test_a_mistake_is_one_sentence_in_any_encoding(monkeypatch, capfd, encoding, args, words):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    assert main(args) == 2
+    said = capfd.readouterr().err
+    assert said.startswith(f"corral: {words}")
+    assert "--- " not in said
 
 
 def test_serve_of_a_broken_env_is_exit_code_1():

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import io
 import os
 import pty
 import select
@@ -259,6 +260,13 @@ def test_top_shows_a_run_that_is_training(tmp_path, capsys):
     assert lines["checkpoint"].startswith("step_000000480, 0:0")
     assert lines["best"].startswith("step_000000480")
     assert lines["events"] == "1,500 fault, 1 restart, 2 environment restarts"
+
+
+def test_top_prints_where_characters_are_few(tmp_path, monkeypatch):
+    run = make(tmp_path / "run", rows(9))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written := io.BytesIO(), "cp1252"))  # a pipe on Windows
+    assert main(["top", str(run.path)]) == 0
+    assert b"????" in written.getvalue()
 
 
 @pytest.mark.linux("memory of a process from /proc", hidden=True)

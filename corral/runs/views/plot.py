@@ -118,7 +118,7 @@ def curves(paths: Sequence[Path], metric: str, axis: Axis = "env_steps", smooth:
 
 def save_csv(found: Sequence[Curve], path: Path, metric: str, axis: Axis) -> None:
     """Write the curves as CSV, one row per curve and x."""
-    with open(path, "w", newline="") as file:
+    with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["curve", axis, f"{metric} mean", "lowest", "highest", "runs"])
         for c in found:
