@@ -101,7 +101,7 @@ def test_unknown_names_are_not_explained():
     assert explain_old_name("lr", ["something.else"]) is None
 
 
-ADDED = {"eval_background", "eval_max_fraction", "init", "supervision"}
+ADDED = {"eval_background", "worker_cpus", "eval_max_fraction", "init", "supervision"}
 """Settings that are younger than the old runs."""
 
 
