@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,6 +51,17 @@ def set_threads(number: int) -> None:
     """Set the number of threads of torch and of NumPy's BLAS, which small networks use."""
     torch.set_num_threads(number)
     threadpool_limits(number, "blas")
+
+
+@contextlib.contextmanager
+def own_threads() -> Iterator[None]:
+    """Let the caller's numbers of threads return at the end of the block."""
+    before = torch.get_num_threads()
+    with threadpool_limits(None):  # restores those of BLAS
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
 class ThreadAdapter:

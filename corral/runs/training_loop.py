@@ -17,6 +17,7 @@ from corral.config.experiment import Experiment
 from corral.core.errors import UserError
 from corral.core.portable import STOP_SIGNALS, signal_main_thread, survive_realtime_signals
 from corral.core.types import EnvSpec
+from corral.learn.threads import own_threads
 from corral.nets.network import describe_encoding
 from corral.runs.callbacks.clocks import Checkpoints, EvaluationClock, MetricsClock
 from corral.runs.callbacks.dispatch import Dispatcher
@@ -101,7 +102,7 @@ class TrainingLoop:
 
     def run(self) -> Result:
         """Train. Environments and files are closed in any case."""
-        with self._folder.lock(), contextlib.ExitStack() as stack:
+        with self._folder.lock(), own_threads(), contextlib.ExitStack() as stack:
             run = self._build(stack)
             self._announce()
             self.began = True

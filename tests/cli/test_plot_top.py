@@ -98,6 +98,13 @@ def test_thresholds_that_are_no_numbers_are_refused(tmp_path, capsys, value, wor
     assert words in capsys.readouterr().err
 
 
+def test_evaluations_in_the_background_have_a_place_on_every_axis(tmp_path):
+    """Their rows, written later, have no counters."""
+    make(tmp_path / "run", [(0, {"train/episodes": 0.0}), (100, {"train/episodes": 10.0}), (50, {"eval/return": 7.0})])
+    (curve,) = curves([tmp_path / "run"], "eval/return", "episodes")
+    assert (curve.x.tolist(), curve.mean.tolist()) == ([5.0], [7.0])
+
+
 def test_one_run_becomes_a_png_and_a_csv(tmp_path, capsys):
     make(tmp_path / "run", rows(1))
     assert plot(tmp_path / "run", "-o", tmp_path / "new" / "curve.png") == 0

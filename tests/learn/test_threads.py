@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from threadpoolctl import threadpool_info
 from torch import nn
 
+import corral
 from corral.algos import a2c
 from corral.config.experiment import Experiment
 from corral.core import machine
@@ -183,3 +185,15 @@ def test_waiting_threads_sleep_if_corral_comes_first(code, given, expected):
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.strip() == expected
+
+
+def test_the_callers_threads_return_after_a_run(tmp_path):
+    threads.set_threads(2)
+    settings = {"num_envs": 2, "backend": "local", "preset": "none", "quiet": True, "eval_episodes": 0}
+    corral.train("a2c", "CartPole-v1", 64, 0, tmp_path, **settings)
+    corral.evaluate(tmp_path, 1)
+    assert torch.get_num_threads() == 2
+    assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} <= {1, 2}
+    with threads.own_threads():
+        threads.set_threads(1)
+    assert max(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas") == 2

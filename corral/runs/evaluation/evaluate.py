@@ -98,10 +98,13 @@ def evaluate(
     if episodes < 1:
         raise UserError(f"episodes must be at least 1, got {episodes}.")
     loaded = load_policy(run, checkpoint, device="run")
-    loaded.use_training_threads()
     if env_kwargs:
         loaded.experiment, env = with_env(loaded.experiment, env, env_kwargs), None
-    return evaluate_loaded(loaded, episodes, [deterministic], env=env, seed=seed, search_sims=search_sims)[0]
+    from corral.learn.threads import own_threads  # torch, as everything that evaluates needs
+
+    with own_threads():
+        loaded.use_training_threads()
+        return evaluate_loaded(loaded, episodes, [deterministic], env=env, seed=seed, search_sims=search_sims)[0]
 
 
 def evaluate_loaded(

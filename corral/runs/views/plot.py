@@ -168,7 +168,7 @@ def _line(folder: RunFolder, metric: str, axis: Axis, smooth: int) -> tuple[Arra
     for name in (metric, _COLUMN[axis]):
         if name not in columns:
             raise UserError(f"{folder.path} has no metric {name!r}; {_nearest(name, columns)}")
-    x, y = columns[_COLUMN[axis]], columns[metric]
+    x, y = _filled(columns[_COLUMN[axis]], columns["env_steps"]), columns[metric]
     there = np.isfinite(x) & np.isfinite(y)
     if not there.any():
         raise UserError(f"{folder.path} has no value of {metric!r} yet: plot it when it has trained for a while.")
@@ -177,6 +177,16 @@ def _line(folder: RunFolder, metric: str, axis: Axis, smooth: int) -> tuple[Arra
     x, y = x[order], y[order]
     last = np.append(np.diff(x) > 0, True)  # of rows at the same x, the last
     return x[last], y[last]
+
+
+def _filled(x: Array, steps: Array) -> Array:
+    """Values of the axis, interpolated in rows of evaluations in the background, which have only their steps."""
+    known = np.isfinite(x)
+    if known.all() or not known.any():
+        return x
+    order = np.argsort(steps[known], kind="stable")
+    filled: Array = np.where(known, x, np.interp(steps, steps[known][order], x[known][order]))
+    return filled
 
 
 def _nearest(name: str, columns: Mapping[str, Any]) -> str:
