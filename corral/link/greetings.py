@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from corral.link.transports.base import Wire
 
 _SILENT_S = 5.0
-_YOUNG_S = 2.0
+_PROTECTED_S = 2.0
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Greetings(Generic[G]):
         silent = [wire for wire in there if not self._by_wire[wire].spoke]
         if silent:
             return silent[0]
-        old = [wire for wire in there if time.monotonic() - self._by_wire[wire].since > _YOUNG_S]
+        old = [wire for wire in there if time.monotonic() - self._by_wire[wire].since > _PROTECTED_S]
         return old[0] if old else None  # handshakes that are under way take milliseconds
 
 
