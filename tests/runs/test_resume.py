@@ -331,7 +331,7 @@ def test_resume_of_finished_run_changes_nothing(tmp_path):
 
 
 def test_more_steps_do_not_change_how_often_a_run_is_evaluated(tmp_path):
-    settings = settings_of("a2c", steps=400) | {"eval_every": 0, "log_every": 20}
+    settings = settings_of("a2c", steps=400) | {"eval_every": 0, "eval_max_fraction": 1.0, "log_every": 20}
     train(run_dir=tmp_path / "run", **settings)
     resume(tmp_path / "run", steps=800, quiet=True)
     looks = [int(row["env_steps"]) for row in rows(tmp_path / "run") if row["eval/return"]]
